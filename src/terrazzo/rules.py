@@ -1,0 +1,257 @@
+"""`quantization_config.dynamic`: the only place that knows patterns.
+
+GPTQModel's semantics, exactly. A key is a PCRE2 pattern, matched at the start of a module name and not
+necessarily to its end; `-:` in front makes the rule negative, `+:` or nothing makes it positive. Keys
+that begin with `-` are tried first, otherwise the order of the file holds; the first match decides and
+nothing is merged from later rules. Three outcomes exist:
+
+* a negative rule matches: the module stays dense;
+* a positive rule matches: its fields are laid over the base config (`{}` shields from later rules);
+* no rule matches: the base config.
+
+A negative pattern is also tried on the layer-relative name (`self_attn.q_proj`), because GPTQModel
+decides there which modules to skip. The engine is PCRE2 itself, the one that GPTQModel calls.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pcre2
+
+from terrazzo.errors import ConfigError, RuleError
+from terrazzo.spec import DENSE, Dense, Name, QuantSpec
+
+LM_HEAD: Name = "lm_head"
+SPEC_FIELDS = ("bits", "group_size", "sym", "desc_act")
+
+
+class Polarity(enum.Enum):
+    POSITIVE = "+:"
+    NEGATIVE = "-:"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One entry of `dynamic`.
+
+    key: as written in the file, prefix included. polarity: what a match means. pattern: the PCRE2 text.
+    override: fields that differ from the base config; `options` are those that only the quantizer
+    reads (`mse`, `damp_percent`, ...).
+    """
+
+    key: str
+    polarity: Polarity
+    pattern: str
+    override: Mapping[str, int | bool]
+    options: Mapping[str, Any]
+    compiled: pcre2.Pattern = field(repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, key: str, value: object) -> Rule:
+        """Raises RuleError naming the key when the pattern or the value is illegal."""
+        polarity = Polarity.NEGATIVE if key.startswith("-:") else Polarity.POSITIVE
+        pattern = key[2:] if key.startswith(("-:", "+:")) else key
+        fields = _fields_of(key, value, polarity)
+        override = {name: _checked(key, name, fields[name]) for name in SPEC_FIELDS if name in fields}
+        options = {name: option for name, option in fields.items() if name not in SPEC_FIELDS}
+        return cls(key, polarity, pattern, override, options, _compile(key, pattern))
+
+    def apply(self, base: QuantSpec) -> QuantSpec | Dense:
+        if self.polarity is Polarity.NEGATIVE:
+            return DENSE
+        try:
+            return replace(base, **self.override)
+        except ConfigError as error:
+            raise RuleError(f"dynamic rule {self.key!r}: {error}") from error
+
+    def matches(self, name: Name) -> bool:
+        return self._matches_text(name) or (
+            self.polarity is Polarity.NEGATIVE and self._matches_text(layer_relative(name))
+        )
+
+    def _matches_text(self, text: str) -> bool:
+        try:
+            match = self.compiled.match(text)
+        except pcre2.LibraryError as error:
+            raise RuleError(
+                f"dynamic rule {self.key!r}: PCRE2 gave up on module {text!r} ({error}); "
+                "write a pattern without nested repetition"
+            ) from error
+        # A pattern that moves its own start with \K does not match at the start of the name.
+        return match is not None and match.start() == 0
+
+    def __str__(self) -> str:
+        return self.key
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """No rule matched: the base config decided."""
+
+    def __str__(self) -> str:
+        return "base config"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSwitch:
+    """`lm_head` is false in the config, so the head stays dense whatever the rules say."""
+
+    def __str__(self) -> str:
+        return "lm_head: false"
+
+
+BASE = Base()
+HEAD_SWITCH = HeadSwitch()
+Decider = Rule | Base | HeadSwitch
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What one module is, and what decided it."""
+
+    name: Name
+    spec: QuantSpec | Dense
+    decided_by: Decider
+
+
+class Plan(Mapping[Name, Resolution]):
+    """Every un-fused module name with its Resolution, in the order the names were given."""
+
+    def __init__(self, resolutions: Iterable[Resolution]) -> None:
+        self._by_name = {resolution.name: resolution for resolution in resolutions}
+
+    def __getitem__(self, name: Name) -> Resolution:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[Name]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def quantized(self) -> dict[Name, QuantSpec]:
+        return {r.name: r.spec for r in self.values() if isinstance(r.spec, QuantSpec)}
+
+    @property
+    def dense(self) -> tuple[Name, ...]:
+        return tuple(r.name for r in self.values() if isinstance(r.spec, Dense))
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """A base spec, the rules in the order they are tried, and whether the head is quantized at all."""
+
+    base: QuantSpec = QuantSpec()
+    rules: tuple[Rule, ...] = ()
+    lm_head: bool = False
+
+    @classmethod
+    def parse(
+        cls, dynamic: Mapping[str, object], base: QuantSpec = QuantSpec(), *, lm_head: bool = False
+    ) -> RuleSet:
+        """`dynamic` as it stands in a quantization config; keys that begin with `-` move to the front."""
+        ordered = sorted(dynamic, key=lambda key: not key.startswith("-"))
+        rule_set = cls(base, tuple(Rule.parse(key, dynamic[key]) for key in ordered), lm_head)
+        for rule in rule_set.rules:
+            rule.apply(base)
+        return rule_set
+
+    def resolve_name(self, name: Name) -> Resolution:
+        if name == LM_HEAD and not self.lm_head:
+            return Resolution(name, DENSE, HEAD_SWITCH)
+        rule = next((rule for rule in self.rules if rule.matches(name)), None)
+        if rule is None:
+            return Resolution(name, self.base, BASE)
+        return Resolution(name, rule.apply(self.base), rule)
+
+    def to_dynamic(self) -> dict[str, dict[str, Any]]:
+        """The `dynamic` field that parses back to this rule set."""
+        return {rule.key: {**rule.override, **rule.options} for rule in self.rules}
+
+
+def resolve(rules: RuleSet, names: Iterable[Name]) -> Plan:
+    """Decide every module once; afterwards nobody sees a pattern.
+
+    names: un-fused on-disk module names without `.weight`. Raises RuleError when PCRE2 gives up on a
+    name. `lm_head` stays dense unless `rules.lm_head` is set.
+    """
+    return Plan(rules.resolve_name(name) for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class IdleRule:
+    """A rule that decides no module. shadowed_by: earlier rules that took all its matches; empty when
+    its pattern matches no module at all (a dead rule)."""
+
+    rule: Rule
+    shadowed_by: tuple[Rule, ...]
+
+    def __str__(self) -> str:
+        if not self.shadowed_by:
+            return f"rule {self.rule.key!r} matches no module"
+        takers = ", ".join(repr(rule.key) for rule in self.shadowed_by)
+        return f"rule {self.rule.key!r} decides nothing: every module it matches is taken by {takers}"
+
+
+def idle_rules(rules: RuleSet, names: Sequence[Name]) -> tuple[IdleRule, ...]:
+    """The dead and shadowed rules of `rules` over `names`, in rule order."""
+    deciders = {name: rules.resolve_name(name).decided_by for name in names}
+    busy = {decider.key for decider in deciders.values() if isinstance(decider, Rule)}
+    idle = []
+    for rule in rules.rules:
+        if rule.key in busy:
+            continue
+        takers = {
+            decider.key: decider
+            for name, decider in deciders.items()
+            if isinstance(decider, Rule) and rule.matches(name)
+        }
+        idle.append(IdleRule(rule, tuple(takers.values())))
+    return tuple(idle)
+
+
+def layer_relative(name: Name) -> Name:
+    """`model.layers.3.self_attn.q_proj` -> `self_attn.q_proj`; a name outside layers is unchanged."""
+    parts = name.split(".")
+    for index in range(len(parts) - 2):
+        if parts[index] == "layers" and parts[index + 1].isdecimal():
+            return ".".join(parts[index + 2 :])
+    return name
+
+
+def _compile(key: str, pattern: str) -> pcre2.Pattern:
+    try:
+        return pcre2.compile(pattern, jit=False)
+    except (pcre2.PatternError, pcre2.LibraryError) as error:
+        raise RuleError(
+            f"dynamic rule {key!r}: {pattern!r} is not a PCRE2 pattern ({error}); "
+            "correct the pattern, or escape literal characters with a backslash"
+        ) from error
+
+
+def _fields_of(key: str, value: object, polarity: Polarity) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    if value is None and polarity is Polarity.NEGATIVE:
+        return {}
+    raise RuleError(
+        f"dynamic rule {key!r}: its value is {value!r}; legal is an object of fields, "
+        'for example {"bits": 8, "group_size": 32}, or {} for none'
+    )
+
+
+def _checked(key: str, name: str, value: object) -> int | bool:
+    if name in ("bits", "group_size"):
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lstrip("-").isdecimal():
+            return int(value)
+        raise RuleError(f"dynamic rule {key!r}: {name} is {value!r}; legal is a whole number")
+    if isinstance(value, bool):
+        return value
+    raise RuleError(f"dynamic rule {key!r}: {name} is {value!r}; legal is true or false")
