@@ -1,4 +1,4 @@
-"""The only reader of the process environment: every variable Terrazzo obeys, typed and validated."""
+"""The only reader of the process environment: every variable we obey, validated."""
 
 from __future__ import annotations
 

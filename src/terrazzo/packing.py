@@ -38,7 +38,8 @@ class QuantTensor:
     """One affine weight: `W[n, k] = scales[g_idx[k], n] * (code[k, n] - zeros[g_idx[k], n])`.
 
     qweight: int32 [ceil(K * bits / 32), N], continuous along K.
-    scales: float16 [G, N]. zeros: uint8 [G, N], true zero points. g_idx: int32 [K], group of each input.
+    scales: float16 [G, N]. zeros: uint8 [G, N], true zero points. g_idx: int32 [K], group of each
+    input.
     `spec.desc_act` is a fact here: True if and only if g_idx is not `k // group_size`.
     """
 
@@ -144,14 +145,16 @@ def encode_qweight(codes: Tensor, bits: int, checkpoint_format: Format) -> Tenso
     return (pack_planar if is_planar(bits, checkpoint_format) else pack)(codes, bits)
 
 
-def decode_qweight(qweight: Tensor, in_features: int, bits: int, checkpoint_format: Format) -> Tensor:
+def decode_qweight(
+    qweight: Tensor, in_features: int, bits: int, checkpoint_format: Format
+) -> Tensor:
     """`qweight` words of `checkpoint_format` -> uint8 [K, N]."""
     decode = unpack_planar if is_planar(bits, checkpoint_format) else unpack
     return decode(qweight, in_features, bits)
 
 
 def encode_zeros(zeros: Tensor, bits: int, checkpoint_format: Format) -> Tensor:
-    """True zero points uint8 [G, N] -> int32 [G, ceil(N * bits / 32)]; the inverse of decode_zeros."""
+    """True zero points uint8 [G, N] -> int32 [G, ceil(N * bits / 32)]; inverts `decode_zeros`."""
     columns = zeros.T.contiguous()
     if is_planar(bits, checkpoint_format):
         return pack_planar(columns, bits).T.contiguous()

@@ -1,9 +1,9 @@
 """`quantization_config.dynamic`: the only place that knows patterns.
 
-GPTQModel's semantics, exactly. A key is a PCRE2 pattern, matched at the start of a module name and not
-necessarily to its end; `-:` in front makes the rule negative, `+:` or nothing makes it positive. Keys
-that begin with `-` are tried first, otherwise the order of the file holds; the first match decides and
-nothing is merged from later rules. Three outcomes exist:
+GPTQModel's semantics, exactly. A key is a PCRE2 pattern, matched at the start of a module name and
+not necessarily to its end; `-:` in front makes the rule negative, `+:` or nothing makes it positive.
+Keys that begin with `-` are tried first, otherwise the order of the file holds; the first match
+decides and nothing is merged from later rules. Three outcomes exist:
 
 * a negative rule matches: the module stays dense;
 * a positive rule matches: its fields are laid over the base config (`{}` shields from later rules);
@@ -23,7 +23,7 @@ from typing import Any
 import pcre2
 
 from terrazzo.errors import ConfigError, RuleError
-from terrazzo.spec import DENSE, Dense, Name, QuantSpec
+from terrazzo.spec import DEFAULT_SPEC, DENSE, Dense, Name, QuantSpec
 
 LM_HEAD: Name = "lm_head"
 SPEC_FIELDS = ("bits", "group_size", "sym", "desc_act")
@@ -39,14 +39,14 @@ class Rule:
     """One entry of `dynamic`.
 
     key: as written in the file, prefix included. polarity: what a match means. pattern: the PCRE2 text.
-    override: fields that differ from the base config; `options` are those that only the quantizer
-    reads (`mse`, `damp_percent`, ...).
+    override: the fields of a spec that it sets. options: the fields that only the quantizer reads
+    (`mse`, `damp_percent`, ...).
     """
 
     key: str
     polarity: Polarity
     pattern: str
-    override: Mapping[str, int | bool]
+    override: Mapping[str, Any]
     options: Mapping[str, Any]
     compiled: pcre2.Pattern = field(repr=False, compare=False)
 
@@ -56,7 +56,9 @@ class Rule:
         polarity = Polarity.NEGATIVE if key.startswith("-:") else Polarity.POSITIVE
         pattern = key[2:] if key.startswith(("-:", "+:")) else key
         fields = _fields_of(key, value, polarity)
-        override = {name: _checked(key, name, fields[name]) for name in SPEC_FIELDS if name in fields}
+        override = {
+            name: _checked(key, name, fields[name]) for name in SPEC_FIELDS if name in fields
+        }
         options = {name: option for name, option in fields.items() if name not in SPEC_FIELDS}
         return cls(key, polarity, pattern, override, options, _compile(key, pattern))
 
@@ -144,17 +146,20 @@ class Plan(Mapping[Name, Resolution]):
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """A base spec, the rules in the order they are tried, and whether the head is quantized at all."""
+    """A base spec, the rules in the order they are tried, and whether the head is quantized."""
 
-    base: QuantSpec = QuantSpec()
+    base: QuantSpec = DEFAULT_SPEC
     rules: tuple[Rule, ...] = ()
     lm_head: bool = False
 
     @classmethod
     def parse(
-        cls, dynamic: Mapping[str, object], base: QuantSpec = QuantSpec(), *, lm_head: bool = False
+        cls, dynamic: Mapping[str, object], base: QuantSpec = DEFAULT_SPEC, *, lm_head: bool = False
     ) -> RuleSet:
-        """`dynamic` as it stands in a quantization config; keys that begin with `-` move to the front."""
+        """`dynamic` as a quantization config holds it; keys that begin with `-` go to the front.
+
+        Raises RuleError naming the key whose pattern or value is illegal.
+        """
         ordered = sorted(dynamic, key=lambda key: not key.startswith("-"))
         rule_set = cls(base, tuple(Rule.parse(key, dynamic[key]) for key in ordered), lm_head)
         for rule in rule_set.rules:
@@ -177,16 +182,19 @@ class RuleSet:
 def resolve(rules: RuleSet, names: Iterable[Name]) -> Plan:
     """Decide every module once; afterwards nobody sees a pattern.
 
-    names: un-fused on-disk module names without `.weight`. Raises RuleError when PCRE2 gives up on a
-    name. `lm_head` stays dense unless `rules.lm_head` is set.
+    names: un-fused on-disk module names without `.weight`. Raises RuleError when PCRE2 gives up on
+    one. `lm_head` stays dense unless `rules.lm_head` is set.
     """
     return Plan(rules.resolve_name(name) for name in names)
 
 
 @dataclass(frozen=True, slots=True)
 class IdleRule:
-    """A rule that decides no module. shadowed_by: earlier rules that took all its matches; empty when
-    its pattern matches no module at all (a dead rule)."""
+    """A rule that decides no module.
+
+    shadowed_by: the earlier rules that took all its matches; empty for a dead rule, whose pattern
+    matches no module at all.
+    """
 
     rule: Rule
     shadowed_by: tuple[Rule, ...]
@@ -195,7 +203,7 @@ class IdleRule:
         if not self.shadowed_by:
             return f"rule {self.rule.key!r} matches no module"
         takers = ", ".join(repr(rule.key) for rule in self.shadowed_by)
-        return f"rule {self.rule.key!r} decides nothing: every module it matches is taken by {takers}"
+        return f"rule {self.rule.key!r} decides nothing: its matches are taken by {takers}"
 
 
 def idle_rules(rules: RuleSet, names: Sequence[Name]) -> tuple[IdleRule, ...]:
@@ -216,7 +224,7 @@ def idle_rules(rules: RuleSet, names: Sequence[Name]) -> tuple[IdleRule, ...]:
 
 
 def layer_relative(name: Name) -> Name:
-    """`model.layers.3.self_attn.q_proj` -> `self_attn.q_proj`; a name outside layers is unchanged."""
+    """`model.layers.3.self_attn.q_proj` -> `self_attn.q_proj`; other names are unchanged."""
     parts = name.split(".")
     for index in range(len(parts) - 2):
         if parts[index] == "layers" and parts[index + 1].isdecimal():

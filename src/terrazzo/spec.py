@@ -77,6 +77,10 @@ class QuantSpec:
         )
 
 
+DEFAULT_SPEC = QuantSpec()
+"""GPTQModel's default: 4 bits, group size 128, symmetric."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dense:
     """The module is not quantized: it keeps a floating-point `.weight`."""
