@@ -1,9 +1,9 @@
 """`quantization_config.dynamic`: the only place that knows patterns.
 
 GPTQModel's semantics, exactly. A key is a PCRE2 pattern, matched at the start of a module name and
-not necessarily to its end; `-:` in front makes the rule negative, `+:` or nothing positive. Keys that
-begin with `-` are tried first, otherwise the order of the file holds; the first match decides and
-nothing is merged from later rules. Three outcomes exist:
+not necessarily to its end; `-:` in front makes the rule negative, `+:` or nothing positive. Keys
+that begin with `-` are tried first, otherwise the order of the file holds; the first match decides
+and nothing is merged from later rules. Three outcomes exist:
 
 * a negative rule matches: the module stays dense;
 * a positive rule matches: its fields are laid over the base config (`{}` shields from later rules);
