@@ -1,0 +1,1 @@
+"""Importing: brings models of other formats in as Hugging Face folders."""
