@@ -72,12 +72,17 @@ def import_gguf(file: str | Path, out: str | Path) -> Imported:
     aside = target.with_name(f".{target.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    metadata = _metadata(source)
-    _save_tokenizer(source, metadata, aside)
-    architecture, tensors, precision = _save_model(source, metadata, aside)
-    for each in aside.iterdir():
-        each.chmod(READABLE)  # safetensors makes its files private
-    aside.rename(target)
+    try:
+        metadata = _metadata(source)
+        _save_tokenizer(source, metadata, aside)
+        architecture, tensors, precision = _save_model(source, metadata, aside)
+        for each in aside.iterdir():
+            each.chmod(READABLE)  # safetensors makes its files private
+        aside.rename(target)
+    except ValueError as error:  # both readers raise it for what they cannot read
+        raise UnsupportedError(f"{source} cannot be read as a GGUF model: {error}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     return Imported(target, architecture, tensors, precision)
 
 
@@ -98,10 +103,7 @@ def _metadata(source: Path) -> Mapping[str, Any]:
     """Every scalar field of the file's header; arrays (vocabulary, merges) are left out."""
     from gguf import GGUFReader, GGUFValueType
 
-    try:
-        fields = GGUFReader(source).fields.values()
-    except ValueError as error:
-        raise UnsupportedError(f"{source} is not a readable GGUF file: {error}") from error
+    fields = GGUFReader(source).fields.values()
     scalars = (each for each in fields if each.types and each.types[0] is not GGUFValueType.ARRAY)
     return {each.name: each.contents() for each in scalars}
 
@@ -126,12 +128,9 @@ def _save_model(
 ) -> tuple[str, int, Precision]:
     from transformers import AutoModelForCausalLM
 
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source.parent, gguf_file=source.name, dtype=torch.float32
-        )
-    except ValueError as error:
-        raise UnsupportedError(f"{source}: {error}") from error
+    model = AutoModelForCausalLM.from_pretrained(
+        source.parent, gguf_file=source.name, dtype=torch.float32
+    )
     tensors = _without_tied_head(dict(model.state_dict()))
     precision = choose(tuple(tensors.values()))
     architecture = type(model).__name__

@@ -39,7 +39,8 @@ def choose(tensors: tuple[Tensor, ...]) -> Precision:
 
 
 def _loss(tensor: Tensor, dtype: torch.dtype) -> float:
-    norm = float(torch.linalg.vector_norm(tensor))
+    norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
     if norm == 0.0:
         return 0.0
-    return float(torch.linalg.vector_norm(tensor.to(dtype).to(torch.float32) - tensor)) / norm
+    error = tensor.to(dtype).to(torch.float32) - tensor
+    return float(torch.linalg.vector_norm(error, dtype=torch.float64)) / norm
