@@ -87,7 +87,7 @@ def import_gguf(file: str | Path, out: str | Path) -> Imported:
 
 
 def _check(source: Path, target: Path) -> None:
-    for package in ("transformers", "gguf"):
+    for package in ("transformers", "gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
                 f"reading GGUF files needs the package {package!r}, which is not installed; "
