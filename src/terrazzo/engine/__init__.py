@@ -1,0 +1,1 @@
+"""The serving hall: requests become steps, steps become tokens, tokens become text."""
