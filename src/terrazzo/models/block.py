@@ -1,0 +1,130 @@
+"""One decoder layer as four stages, each the linears of one shared input and what follows them.
+
+    enter       hidden                                -> x = input norm of hidden
+    stage 0     q, k, v of x -> attention             -> x = heads side by side
+    stage 1     o of x -> residual sum                -> x = post-attention norm of the sum
+    stage 2     gate, up of x -> silu(gate) * up      -> x = that product
+    stage 3     down of x -> residual sum             -> hidden of the next layer
+
+Between two stages stands a `Flow`: the residual stream and the exact input `x` of the next linears.
+That is the seam quantization works at, without a second description of the layer:
+
+    flows = [block.enter(hidden) for hidden in batches]
+    for stage in block.stages:
+        hessian = ...(flow.x_TK for flow in flows)   # one for all linears in stage.names
+        stage = stage.with_linear(FusedLinear(...))  # the weights just quantized
+        flows = [stage(flow, forward) for flow, forward in zip(flows, passes)]
+    batches = [flow.residual_TH for flow in flows]
+
+and inference is the same loop without the middle lines. A `Pass` is a context with the rotation of
+its positions: `Pass(context, build_rotary(config)(context.positions))`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torch import Tensor
+from torch.nn.functional import silu
+
+from terrazzo.nn.attention import Attention, Pass
+from terrazzo.nn.fused import FusedLinear
+from terrazzo.nn.norm import RMSNorm
+from terrazzo.spec import Name
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What is alive between two stages.
+
+    residual_TH: float32 [T, hidden]. x_TK: float32 [T, in_features], input of the next linears;
+    after the last stage of a block it is the residual itself.
+    """
+
+    residual_TH: Tensor
+    x_TK: Tensor
+
+
+class Step(Protocol):
+    """What follows the linears of a stage."""
+
+    def __call__(self, flow: Flow, y_TN: Tensor, forward: Pass) -> Flow: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The linears of one shared input, and the step after them."""
+
+    linear: FusedLinear
+    step: Step
+
+    @property
+    def names(self) -> tuple[Name, ...]:
+        """Un-fused names of the linears that read `Flow.x_TK`, in output order."""
+        return self.linear.names
+
+    def with_linear(self, linear: FusedLinear) -> Stage:
+        """This stage with other weights; their names and order must be the same."""
+        assert linear.names == self.names, f"{linear.names} cannot stand in for {self.names}"
+        return replace(self, linear=linear)
+
+    def __call__(self, flow: Flow, forward: Pass) -> Flow:
+        return self.step(flow, self.linear(flow.x_TK), forward)
+
+
+@dataclass(frozen=True, slots=True)
+class AttendStep:
+    """q, k, v -> the attended heads."""
+
+    attention: Attention
+
+    def __call__(self, flow: Flow, y_TN: Tensor, forward: Pass) -> Flow:
+        return Flow(flow.residual_TH, self.attention(y_TN, forward))
+
+
+@dataclass(frozen=True, slots=True)
+class AddNormStep:
+    """Adds to the residual stream and norms it for the linears that come next."""
+
+    norm: RMSNorm
+
+    def __call__(self, flow: Flow, y_TN: Tensor, forward: Pass) -> Flow:
+        residual_TH = flow.residual_TH + y_TN
+        return Flow(residual_TH, self.norm(residual_TH))
+
+
+@dataclass(frozen=True, slots=True)
+class GateStep:
+    """gate, up side by side -> silu(gate) * up."""
+
+    def __call__(self, flow: Flow, y_TN: Tensor, forward: Pass) -> Flow:
+        gate_TI, up_TI = y_TN.chunk(2, dim=-1)
+        return Flow(flow.residual_TH, silu(gate_TI).mul_(up_TI))
+
+
+@dataclass(frozen=True, slots=True)
+class AddStep:
+    """Adds to the residual stream and ends the block."""
+
+    def __call__(self, flow: Flow, y_TN: Tensor, forward: Pass) -> Flow:
+        residual_TH = flow.residual_TH + y_TN
+        return Flow(residual_TH, residual_TH)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One decoder layer, born with its weights. stages: the four of the file's first lines."""
+
+    input_norm: RMSNorm
+    stages: tuple[Stage, Stage, Stage, Stage]
+
+    def enter(self, hidden_TH: Tensor) -> Flow:
+        return Flow(hidden_TH, self.input_norm(hidden_TH))
+
+    def __call__(self, hidden_TH: Tensor, forward: Pass) -> Tensor:
+        """float32 [T, hidden] -> float32 [T, hidden]."""
+        flow = self.enter(hidden_TH)
+        for stage in self.stages:
+            flow = stage(flow, forward)
+        return flow.residual_TH

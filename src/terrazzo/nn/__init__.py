@@ -1,0 +1,1 @@
+"""Layers: plain callables that are born with their weights."""

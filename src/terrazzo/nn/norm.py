@@ -1,0 +1,56 @@
+"""Root mean square normalization, over the hidden size or over each head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True)
+class RMSNorm:
+    """`x / sqrt(mean(x ** 2) + eps) * weight` over the last dimension, in float32.
+
+    weight: float32 [H].
+    """
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, x_TH: Tensor) -> Tensor:
+        """float32 [..., H] -> float32 [..., H]."""
+        return functional.rms_norm(x_TH, self.weight.shape, self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """RMSNorm over each head of the queries and keys at once (Qwen3).
+
+    weight_ND: float32 [heads, head_dim]; the rows of all query heads come first and are equal to
+    each other, then those of all key heads, so that one call normalizes both.
+    """
+
+    weight_ND: Tensor
+    eps: float
+
+    @classmethod
+    def of(
+        cls, query_D: Tensor, key_D: Tensor, num_heads: int, num_kv_heads: int, eps: float
+    ) -> HeadNorm:
+        rows = [query_D.expand(num_heads, -1), key_D.expand(num_kv_heads, -1)]
+        return cls(torch.cat(rows), eps)
+
+    def __call__(self, heads_TND: Tensor) -> Tensor:
+        """float32 [T, heads, head_dim] -> a fresh tensor of the same shape."""
+        normal = functional.rms_norm(heads_TND, heads_TND.shape[-1:], eps=self.eps)
+        return normal.mul_(self.weight_ND)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainHeads:
+    """Queries and keys go into the rotation as they are (every architecture but Qwen3)."""
+
+    def __call__(self, heads_TND: Tensor) -> Tensor:
+        return heads_TND
