@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terrazzo.errors import ConfigError, UnsupportedError
+from terrazzo.models.architectures import ARCHITECTURES
+from terrazzo.models.config import ModelConfig
+from terrazzo.nn.rope import DefaultRope, LinearRope, Llama3Rope
+
+FILE = Path("somewhere/config.json")
+
+
+def minimal(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:
+    """Only the keys that have no default; a change to None means null."""
+    return {
+        "architectures": [architecture],
+        "vocab_size": 100,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+        **changes,
+    }
+
+
+def read(architecture: str = "LlamaForCausalLM", **changes: Any) -> ModelConfig:
+    return ModelConfig.from_hf(minimal(architecture, **changes), FILE)
+
+
+def test_defaults_are_those_of_transformers() -> None:
+    config = read()
+    assert config.num_kv_heads == 4
+    assert config.head_dim == 16
+    assert config.rope == DefaultRope(10000.0)
+    assert not config.tie_word_embeddings
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (False, False, False)
+
+
+@pytest.mark.parametrize("key", ["head_dim", "num_key_value_heads", "rope_scaling", "hidden_act"])
+def test_null_is_the_same_as_absent(key: str) -> None:
+    assert read(**{key: None}) == read()
+
+
+@pytest.mark.parametrize("key", [key for key in minimal() if key != "architectures"])
+def test_a_missing_key_is_named_with_its_file(key: str) -> None:
+    config = minimal()
+    del config[key]
+    with pytest.raises(ConfigError, match=rf"somewhere/config\.json: {key} is missing"):
+        ModelConfig.from_hf(config, FILE)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_size", 0),
+        ("hidden_size", True),
+        ("hidden_size", "64"),
+        ("hidden_size", 66),
+        ("num_key_value_heads", 3),
+        ("head_dim", 15),
+        ("rms_norm_eps", "small"),
+        ("rms_norm_eps", 0),
+        ("tie_word_embeddings", "yes"),
+        ("attention_bias", 1),
+        ("hidden_act", 3),
+        ("rope_theta", -1.0),
+        ("rope_parameters", [1]),
+        ("architectures", "LlamaForCausalLM"),
+        ("architectures", []),
+        ("architectures", ["LlamaForCausalLM", "Qwen2ForCausalLM"]),
+    ],
+)
+def test_an_illegal_value_is_named_with_its_file(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"somewhere/config\.json: {key} is .*; "):
+        read(**{key: value})
+
+
+def test_an_unknown_architecture_lists_the_known_ones() -> None:
+    with pytest.raises(UnsupportedError, match="'MixtralForCausalLM' is not supported") as caught:
+        read("MixtralForCausalLM")
+    assert all(name in str(caught.value) for name in ARCHITECTURES)
+
+
+def test_another_activation_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="hidden_act is 'gelu'"):
+        read(hidden_act="gelu")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "biases"),
+    [
+        ("LlamaForCausalLM", (True, True, True)),
+        ("MistralForCausalLM", (False, False, False)),
+        ("Qwen2ForCausalLM", (True, False, False)),
+        ("Qwen3ForCausalLM", (True, True, False)),
+    ],
+)
+def test_only_the_keys_an_architecture_knows_add_biases(
+    architecture: str, biases: tuple[bool, bool, bool]
+) -> None:
+    config = read(architecture, attention_bias=True, mlp_bias=True)
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias) == biases
+
+
+def test_heads_of_qwen3_do_not_follow_from_the_hidden_size() -> None:
+    assert read("Qwen3ForCausalLM").head_dim == 128
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "length"),
+    [
+        ("LlamaForCausalLM", {"sliding_window": 512}, 8192),
+        ("MistralForCausalLM", {"sliding_window": None}, 8192),
+        ("MistralForCausalLM", {"sliding_window": 512}, 512),
+        ("MistralForCausalLM", {"sliding_window": 9000}, 8192),
+        ("MistralForCausalLM", {}, 4096),
+        ("Qwen2ForCausalLM", {"sliding_window": 512, "use_sliding_window": False}, 8192),
+        ("Qwen2ForCausalLM", {"sliding_window": 512}, 8192),
+        ("Qwen3ForCausalLM", {"sliding_window": 512, "use_sliding_window": True}, 512),
+    ],
+)
+def test_context_ends_where_a_window_would_begin_to_hide(
+    architecture: str, changes: dict[str, Any], length: int
+) -> None:
+    assert read(architecture, **changes).context_length == length
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "rope"),
+    [
+        ({"rope_theta": 500000}, DefaultRope(500000.0)),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}, DefaultRope(7.0)),
+        ({"rope_scaling": {"type": "linear", "factor": 2}, "rope_theta": 5}, LinearRope(5.0, 2.0)),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 2, "rope_theta": 5.0}},
+            LinearRope(5.0, 2.0),
+        ),
+        (
+            {"rope_scaling": {"rope_type": "llama3", **LLAMA3}, "rope_theta": 5.0},
+            Llama3Rope(5.0, 8.0, 1.0, 4.0, 8192),
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 5.0,
+                    "original_max_position_embeddings": 1024,
+                    **LLAMA3,
+                }
+            },
+            Llama3Rope(5.0, 8.0, 1.0, 4.0, 1024),
+        ),
+    ],
+)
+def test_both_spellings_of_rope_are_read(changes: dict[str, Any], rope: object) -> None:
+    assert read(**changes).rope == rope
+
+
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "mrope"])
+def test_an_unsupported_rope_is_refused_by_name(spelling: str, kind: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"{spelling}\.rope_type is '{kind}'"):
+        read(**{spelling: {"rope_type": kind, "factor": 2.0}})
+
+
+def test_a_missing_rope_parameter_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"config\.json: rope_scaling\.factor is missing"):
+        read(rope_scaling={"type": "linear"})
+
+
+def test_frequency_bands_must_be_in_order() -> None:
+    with pytest.raises(ConfigError, match=r"high_freq_factor is 1\.0; legal is more than"):
+        read(rope_scaling={"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0})
+
+
+@pytest.mark.parametrize("changes", [{"partial_rotary_factor": 0.5}])
+def test_partial_rotation_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match=r"partial_rotary_factor is 0\.5"):
+        read(**changes)

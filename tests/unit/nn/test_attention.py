@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from terrazzo.nn.attention import CausalContext, KVPool, PagedContext, SequenceSpan
+
+
+def by_definition(q_LHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, scale: float) -> Tensor:
+    """The last L of S tokens, one head and one query at a time, in float64."""
+    queries, heads, _ = q_LHD.shape
+    length, kv_heads, _ = k_SKD.shape
+    out = torch.empty_like(q_LHD, dtype=torch.float64)
+    for head in range(heads):
+        keys, values = (x[:, head * kv_heads // heads].double() for x in (k_SKD, v_SKD))
+        for query in range(queries):
+            seen = length - queries + query + 1
+            weights = (keys[:seen] @ q_LHD[query, head].double() * scale).softmax(0)
+            out[query, head] = weights @ values[:seen]
+    return out
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 1)])
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_sequences_of_a_causal_context_do_not_see_each_other(
+    heads: int, kv_heads: int, length: int
+) -> None:
+    q, k, v = (torch.randn(3 * length, n, 8) for n in (heads, kv_heads, kv_heads))
+    context = CausalContext(3, length)
+    assert context.positions.tolist() == [*range(length)] * 3
+    actual = context.attend(0, q, k, v, 0.3)
+    for start in range(0, 3 * length, length):
+        rows = slice(start, start + length)
+        close(actual[rows], by_definition(q[rows], k[rows], v[rows], 0.3))
+
+
+@pytest.mark.parametrize("table", [[2, 3, 4], [4, 0, 3]], ids=["side by side", "scattered"])
+@pytest.mark.parametrize("chunks", [(10,), (4, 6), (9, 1), (1, 1, 5, 3)])
+def test_chunks_see_everything_stored_before_them(table: list[int], chunks: tuple[int]) -> None:
+    q, k, v = (torch.randn(10, n, 8) for n in (6, 2, 2))
+    pool = KVPool.allocate(2, num_pages=5, page_size=4, num_kv_heads=2, head_dim=8)
+    outputs, start = [], 0
+    for chunk in chunks:
+        end = start + chunk
+        positions = torch.arange(start, end)
+        slots = torch.tensor(table)[positions // 4] * 4 + positions % 4
+        span = SequenceSpan(0, chunk, end, torch.tensor(table))
+        context = PagedContext(pool, positions, slots, (span,))
+        outputs.append(context.attend(1, q[start:end], k[start:end], v[start:end], 0.3))
+        start = end
+    close(torch.cat(outputs), by_definition(q, k, v, 0.3))
+
+
+def test_layers_and_sequences_of_a_pool_stay_apart() -> None:
+    pool = KVPool.allocate(2, num_pages=4, page_size=2, num_kv_heads=2, head_dim=8)
+    spans = (
+        SequenceSpan(0, 3, 3, torch.tensor([3, 1])),
+        SequenceSpan(3, 1, 1, torch.tensor([0])),
+    )
+    slots = torch.tensor([6, 7, 2, 0])
+    context = PagedContext(pool, torch.tensor([0, 1, 2, 0]), slots, spans)
+    layers = [tuple(torch.randn(4, n, 8) for n in (4, 2, 2)) for _ in range(2)]
+    for layer, (q, k, v) in enumerate(layers):
+        actual = context.attend(layer, q, k, v, 0.3)
+        close(actual[:3], by_definition(q[:3], k[:3], v[:3], 0.3))
+        close(actual[3:], by_definition(q[3:], k[3:], v[3:], 0.3))
+    for layer, (_, k, v) in enumerate(layers):
+        assert torch.equal(pool.keys[layer].flatten(0, 1)[slots], k)
+        assert torch.equal(pool.values[layer].flatten(0, 1)[slots], v)
+
+
+def test_a_pool_of_half_precision_rounds_what_it_stores() -> None:
+    pool = KVPool.allocate(1, 1, 4, 1, 8, dtype=torch.float16)
+    q, k, v = (torch.randn(3, 1, 8) for _ in range(3))
+    span = SequenceSpan(0, 3, 3, torch.tensor([0]))
+    context = PagedContext(pool, torch.arange(3), torch.arange(3), (span,))
+    close(
+        context.attend(0, q, k, v, 1 / math.sqrt(8)),
+        by_definition(q, k.half(), v.half(), 1 / math.sqrt(8)),
+    )
