@@ -8,7 +8,7 @@ import pytest
 from terrazzo.errors import ConfigError, UnsupportedError
 from terrazzo.models.architectures import ARCHITECTURES
 from terrazzo.models.config import ModelConfig
-from terrazzo.nn.rope import DefaultRope, LinearRope, Llama3Rope
+from terrazzo.nn.rope import DefaultRope, LinearRope, Llama3Rope, YarnRope
 
 FILE = Path("somewhere/config.json")
 
@@ -158,6 +158,10 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
             },
             Llama3Rope(5.0, 8.0, 1.0, 4.0, 1024),
         ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 1.5}},
+            YarnRope(1e4, 4.0, 1.5, 32.0, 1.0, 8192, whole_pairs=True),
+        ),
     ],
 )
 def test_both_spellings_of_rope_are_read(changes: dict[str, Any], rope: object) -> None:
@@ -169,6 +173,22 @@ def test_both_spellings_of_rope_are_read(changes: dict[str, Any], rope: object) 
 def test_an_unsupported_rope_is_refused_by_name(spelling: str, kind: str) -> None:
     with pytest.raises(UnsupportedError, match=rf"{spelling}\.rope_type is '{kind}'"):
         read(**{spelling: {"rope_type": kind, "factor": 2.0}})
+
+
+@pytest.mark.parametrize(
+    ("extra", "magnitude"),
+    [
+        ({}, 1.1386294),
+        ({"mscale": 2.0, "mscale_all_dim": 1.0}, 1.2772589 / 1.1386294),
+        ({"factor": 0.5}, 1.0),
+    ],
+)
+def test_yarn_computes_the_magnitude_that_is_not_given(
+    extra: dict[str, Any], magnitude: float
+) -> None:
+    rope = read(rope_scaling={"type": "yarn", "factor": 4.0, **extra}).rope
+    assert isinstance(rope, YarnRope)
+    assert rope.magnitude == pytest.approx(magnitude)
 
 
 def test_a_missing_rope_parameter_is_named() -> None:

@@ -11,16 +11,27 @@ from collections.abc import Sequence
 from terrazzo.models.architectures import HeadNormRule
 from terrazzo.models.block import AddNormStep, AddStep, AttendStep, Block, GateStep, Stage
 from terrazzo.models.config import ModelConfig
-from terrazzo.models.decoder import Head
+from terrazzo.models.decoder import Decoder, Head
 from terrazzo.models.parameters import EMBEDDING, FINAL_NORM, LayerNames
 from terrazzo.models.source import WeightSource
 from terrazzo.nn.attention import Attention, HeadStep
 from terrazzo.nn.embedding import Embedding
 from terrazzo.nn.fused import FusedLinear
 from terrazzo.nn.norm import HeadNorm, PlainHeads, RMSNorm
-from terrazzo.nn.rope import RotaryEmbedding, frequencies
+from terrazzo.nn.rope import RotaryEmbedding
 from terrazzo.rules import LM_HEAD
 from terrazzo.spec import Name
+
+
+def build_decoder(config: ModelConfig, source: WeightSource) -> Decoder:
+    """The whole model; `source` is asked for one module after the other."""
+    return Decoder(
+        config,
+        build_embedding(source),
+        build_rotary(config),
+        tuple(build_block(config, layer, source) for layer in range(config.num_layers)),
+        build_head(config, source),
+    )
 
 
 def build_embedding(source: WeightSource) -> Embedding:
@@ -28,7 +39,7 @@ def build_embedding(source: WeightSource) -> Embedding:
 
 
 def build_rotary(config: ModelConfig) -> RotaryEmbedding:
-    return RotaryEmbedding(frequencies(config.rope, config.head_dim))
+    return RotaryEmbedding.of(config.rope, config.head_dim)
 
 
 def build_block(config: ModelConfig, layer: int, source: WeightSource) -> Block:

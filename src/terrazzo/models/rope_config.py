@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from terrazzo.errors import UnsupportedError
 from terrazzo.models.keys import Keys
-from terrazzo.nn.rope import DefaultRope, LinearRope, Llama3Rope, Rope
+from terrazzo.nn.rope import DefaultRope, LinearRope, Llama3Rope, Rope, YarnRope
 
 DEFAULT_THETA = 10000.0
 """What transformers assumes where config.json has no `rope_theta`."""
@@ -62,8 +63,33 @@ def _llama3(scaling: Keys, theta: float, max_positions: int) -> Rope:
     return rope
 
 
+def _yarn(scaling: Keys, theta: float, max_positions: int) -> Rope:
+    factor = scaling.number("factor")
+    return YarnRope(
+        theta=theta,
+        factor=factor,
+        magnitude=scaling.number_or("attention_factor", _yarn_magnitude(scaling, factor)),
+        fast_turns=scaling.number_or("beta_fast", 32.0),
+        slow_turns=scaling.number_or("beta_slow", 1.0),
+        original_context=scaling.integer_or("original_max_position_embeddings", max_positions),
+        whole_pairs=scaling.switch_or("truncate", default=True),
+    )
+
+
+def _yarn_magnitude(scaling: Keys, factor: float) -> float:
+    """What transformers computes where `attention_factor` is absent."""
+
+    def grown(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if scaling.has("mscale") and scaling.has("mscale_all_dim"):
+        return grown(scaling.number("mscale")) / grown(scaling.number("mscale_all_dim"))
+    return grown(1.0)
+
+
 _READERS: dict[str, Callable[[Keys, float, int], Rope]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
+    "yarn": _yarn,
 }

@@ -1,0 +1,178 @@
+"""Compares what a checkpoint holds with what its architecture needs, before any weight is read.
+
+Every tensor ends in one of three places: it fills a parameter, it is ignored by name with a reason,
+or it is a problem. All problems are collected into one error.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from terrazzo.checkpoint.checkpoint import Checkpoint
+from terrazzo.errors import TensorError
+from terrazzo.models.config import ModelConfig
+from terrazzo.models.parameters import (
+    EMBEDDING,
+    Parameter,
+    ParameterKind,
+    head_parameter,
+    parameters,
+)
+from terrazzo.rules import LM_HEAD
+from terrazzo.spec import QuantSpec, packed_shapes
+
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PROBLEMS_SHOWN = 20
+
+
+class HeadWeights(enum.Enum):
+    """Where the output head gets its weights from."""
+
+    OWN = "lm_head"
+    EMBEDDING = "the embedding"
+
+
+@dataclass(frozen=True, slots=True)
+class IgnoredTensor:
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: ignored, {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What loading does with the tensors that are not plainly parameters.
+
+    remarks: sentences on where the tensors overrule config.json.
+    """
+
+    head: HeadWeights
+    ignored: tuple[IgnoredTensor, ...]
+    remarks: tuple[str, ...]
+
+
+def audit(checkpoint: Checkpoint, config: ModelConfig) -> LoadReport:
+    """Checks names, shapes and dtypes from the headers; reads data only of surplus biases and of a
+    head that may repeat the embedding.
+
+    Raises TensorError listing every tensor that is missing, left over or malformed.
+    """
+    present = frozenset(checkpoint.tensor_names)
+    wanted = _wanted(checkpoint, config)
+    expected = {tensor: shape for p in wanted for tensor, shape in _tensors_of(checkpoint, p)}
+    problems = list(_unfilled(checkpoint, expected))
+    ignored = []
+    for name in sorted(present - expected.keys()):
+        verdict = _judge_surplus(checkpoint, config, name)
+        if isinstance(verdict, IgnoredTensor):
+            ignored.append(verdict)
+        else:
+            problems.append(verdict)
+    if problems:
+        raise TensorError(_message(checkpoint, config, problems))
+    return _with_head(checkpoint, config, tuple(ignored))
+
+
+def _wanted(checkpoint: Checkpoint, config: ModelConfig) -> tuple[Parameter, ...]:
+    """The parameters of the architecture; a head the file brings along counts though it is tied."""
+    if config.tie_word_embeddings and LM_HEAD in checkpoint.plan:
+        return (*parameters(config), head_parameter(config))
+    return parameters(config)
+
+
+def _tensors_of(
+    checkpoint: Checkpoint, parameter: Parameter
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of the tensors that hold `parameter`; `in_features` is config.json's."""
+    resolution = checkpoint.plan.get(parameter.name)
+    spec = resolution.spec if resolution is not None else None
+    if parameter.kind is not ParameterKind.LINEAR or not isinstance(spec, QuantSpec):
+        yield parameter.tensor, parameter.shape
+        return
+    out_features, in_features = parameter.shape
+    shapes = packed_shapes(spec, out_features, in_features)
+    yield f"{parameter.name}.qweight", shapes.qweight
+    yield f"{parameter.name}.qzeros", shapes.qzeros
+    yield f"{parameter.name}.scales", shapes.scales
+    yield f"{parameter.name}.g_idx", shapes.g_idx
+
+
+def _unfilled(checkpoint: Checkpoint, expected: dict[str, tuple[int, ...]]) -> Iterator[str]:
+    present = frozenset(checkpoint.tensor_names)
+    for name, shape in expected.items():
+        if name not in present:
+            yield f"{name}: missing; expected {list(shape)}"
+        elif checkpoint.shape(name) != shape:
+            seen = list(checkpoint.shape(name))
+            yield f"{name}: shape {seen}; config.json asks for {list(shape)}"
+        elif _is_plain(name) and checkpoint.dtype(name) not in FLOAT_DTYPES:
+            yield f"{name}: dtype {checkpoint.dtype(name)}; legal are float32, bfloat16, float16"
+
+
+def _is_plain(name: str) -> bool:
+    return name.endswith((".weight", ".bias"))
+
+
+def _judge_surplus(checkpoint: Checkpoint, config: ModelConfig, name: str) -> IgnoredTensor | str:
+    """A reason to ignore a tensor that no parameter needs, or the problem it is."""
+    if name.endswith(".rotary_emb.inv_freq"):
+        return IgnoredTensor(name, "rotary frequencies are computed from config.json")
+    module, _, suffix = name.rpartition(".")
+    if suffix == "bias" and module in checkpoint.plan:
+        largest = float(checkpoint.tensor(name).abs().max())
+        if largest == 0.0:
+            return IgnoredTensor(name, "all zero, and the architecture has no bias there")
+        return (
+            f"{name}: left over; {config.architecture.name} with this config.json has no bias "
+            f"there, but its values go up to {largest:.3g}. Check attention_bias and mlp_bias"
+        )
+    return f"{name}: left over; {config.architecture.name} has no such tensor"
+
+
+def _message(checkpoint: Checkpoint, config: ModelConfig, problems: list[str]) -> str:
+    shown = problems[:PROBLEMS_SHOWN]
+    hidden = len(problems) - len(shown)
+    more = [f"... and {hidden} more"] if hidden else []
+    return "\n  ".join(
+        [
+            f"{checkpoint.folder}: {len(problems)} tensors do not fit {config.architecture.name} "
+            "as config.json describes it. Correct config.json, or make or fetch the folder again",
+            *shown,
+            *more,
+        ]
+    )
+
+
+def _with_head(
+    checkpoint: Checkpoint, config: ModelConfig, ignored: tuple[IgnoredTensor, ...]
+) -> LoadReport:
+    if not config.tie_word_embeddings:
+        return LoadReport(HeadWeights.OWN, ignored, ())
+    if LM_HEAD not in checkpoint.plan:
+        return LoadReport(HeadWeights.EMBEDDING, ignored, ())
+    if _repeats_embedding(checkpoint):
+        twin = IgnoredTensor(
+            f"{LM_HEAD}.weight", f"equal to {EMBEDDING}.weight, which it is tied to"
+        )
+        return LoadReport(HeadWeights.EMBEDDING, (*ignored, twin), ())
+    remark = (
+        "config.json ties lm_head to the embedding (tie_word_embeddings), but the file holds an "
+        f"lm_head of its own ({checkpoint.plan[LM_HEAD].spec}): using the tensors. Set "
+        "tie_word_embeddings to false to say so in config.json too"
+    )
+    return LoadReport(HeadWeights.OWN, ignored, (remark,))
+
+
+def _repeats_embedding(checkpoint: Checkpoint) -> bool:
+    head, embedding = f"{LM_HEAD}.weight", f"{EMBEDDING}.weight"
+    return (
+        head in checkpoint.tensor_names
+        and checkpoint.dtype(head) == checkpoint.dtype(embedding)
+        and torch.equal(checkpoint.tensor(head), checkpoint.tensor(embedding))
+    )

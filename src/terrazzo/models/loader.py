@@ -1,0 +1,61 @@
+"""Loads a checkpoint: audit first, then one module after the other.
+
+Peak memory is what the finished decoder holds, plus the tensors of the one group of linears that is
+being prepared. Embeddings stay mapped from the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from terrazzo.checkpoint.checkpoint import Checkpoint
+from terrazzo.models.audit import HeadWeights, LoadReport, audit
+from terrazzo.models.build import build_decoder
+from terrazzo.models.config import ModelConfig
+from terrazzo.models.decoder import Decoder
+from terrazzo.models.parameters import EMBEDDING, ParameterKind, parameters
+from terrazzo.nn.weights import LinearWeight
+from terrazzo.rules import LM_HEAD
+from terrazzo.spec import Name, QuantSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSource:
+    """A `WeightSource` over a checkpoint that passed its audit.
+
+    report: what the audit found. biased: the linears that have a bias.
+    """
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    report: LoadReport
+    biased: frozenset[Name]
+
+    def linear(self, name: Name) -> LinearWeight:
+        raise NotImplementedError
+
+    def norm(self, name: Name) -> Tensor:
+        return self.checkpoint.tensor(f"{name}.weight").to(torch.float32)
+
+    def embedding(self, name: Name) -> Tensor:
+        return self.checkpoint.tensor(f"{name}.weight")
+
+
+def open_source(checkpoint: Checkpoint) -> CheckpointSource:
+    """Reads config.json and audits the tensors; no weight is read yet.
+
+    Raises ConfigError, UnsupportedError or TensorError before anything is built.
+    """
+    config = ModelConfig.from_hf(checkpoint.model_config, checkpoint.folder / "config.json")
+    report = audit(checkpoint, config)
+    biased = {p.name for p in parameters(config) if p.kind is ParameterKind.LINEAR_BIAS}
+    return CheckpointSource(checkpoint, config, report, frozenset(biased))
+
+
+def load(checkpoint: Checkpoint) -> Decoder:
+    """The decoder of a checkpoint, every parameter filled; errors as in `open_source`."""
+    source = open_source(checkpoint)
+    return build_decoder(source.config, source)
