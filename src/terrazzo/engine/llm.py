@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from terrazzo.engine.config import EngineConfig
-from terrazzo.engine.engine import Engine
-from terrazzo.engine.request import FinishReason, SamplingParams, TokenLogprob
+import torch
+from torch import Tensor
+
+from terrazzo.checkpoint.checkpoint import Checkpoint
+from terrazzo.engine.config import DEFAULT_CONFIG, EngineConfig
+from terrazzo.engine.engine import Engine, Vocabulary, no_text
+from terrazzo.engine.folder import GenerationDefaults
+from terrazzo.engine.memory import MemoryPlan, ModelNeeds, available_memory, resolve
+from terrazzo.engine.request import (
+    Delta,
+    FinishReason,
+    Request,
+    SamplingParams,
+    TokenLogprob,
+)
+from terrazzo.engine.runner import ModelRunner
 from terrazzo.engine.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from terrazzo.errors import RequestError
+from terrazzo.models.config import ModelConfig
+from terrazzo.models.decoder import Decoder
+from terrazzo.models.loader import load
+from terrazzo.nn.attention import CausalContext, KVPool
 
 Prompt: TypeAlias = str | Sequence[int]
+"""Text, encoded as the tokenizer's files say (with BOS where they add one), or token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +49,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """All choices of one prompt; `text`, `token_ids`, ... are those of the first choice."""
+    """All choices of one prompt; `text`, `token_ids`, ... are those of the first choice.
+
+    prompt_logprobs: of prompt tokens 1..P-1 when asked for. cached_tokens: prompt tokens that were
+    in the prefix cache.
+    """
 
     prompt_token_ids: tuple[int, ...]
     prompt_logprobs: tuple[TokenLogprob, ...]
@@ -47,6 +69,10 @@ class Completion:
         return self.choices[0].token_ids
 
     @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        return self.choices[0].logprobs
+
+    @property
     def finish(self) -> FinishReason:
         return self.choices[0].finish
 
@@ -54,35 +80,157 @@ class Completion:
 class LLM:
     """A model folder ready to generate: `LLM(folder).generate("Once upon a time")[0].text`.
 
-    engine: the synchronous core (the server drives it). tokenizer: MissingFileError at first
-    use when the folder has none. max_model_len: longest prompt plus output.
+    memory_plan: what is allocated and why. engine: the synchronous core, which a server drives
+    itself. Raises the errors of `Checkpoint`, `load` and `resolve`; nothing is loaded before the
+    memory plan stands.
     """
 
-    folder: Path
-    engine: Engine
-    max_model_len: int
-
-    def __init__(self, folder: str | Path, config: EngineConfig | None = None) -> None:
-        raise NotImplementedError
+    def __init__(self, folder: str | Path, config: EngineConfig = DEFAULT_CONFIG) -> None:
+        self.folder = Path(folder)
+        checkpoint = Checkpoint(self.folder)
+        self.model_config = ModelConfig.from_hf(
+            checkpoint.model_config, self.folder / "config.json"
+        )
+        needs = model_needs(self.model_config, checkpoint)
+        self.memory_plan: MemoryPlan = resolve(config, needs, available_memory())
+        self._defaults = GenerationDefaults.read(self.folder)
+        vocabulary = self._vocabulary()
+        self.decoder: Decoder = load(checkpoint)
+        limits = self.memory_plan.limits
+        pool = KVPool.allocate(
+            self.model_config.num_layers,
+            limits.num_pages,
+            limits.page_size,
+            self.model_config.num_kv_heads,
+            self.model_config.head_dim,
+        )
+        self.engine = Engine(ModelRunner(self.decoder, pool), limits, vocabulary)
+        self._request_numbers = count()
 
     @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus output."""
+        return self.memory_plan.limits.max_model_len
+
+    @cached_property
     def tokenizer(self) -> Tokenizer:
-        raise NotImplementedError
+        """MissingFileError when the folder has none; everything on token ids works without."""
+        return Tokenizer(self.folder)
 
     def default_params(self, **changes: Any) -> SamplingParams:
-        """SamplingParams with the defaults of the folder's generation_config.json."""
-        raise NotImplementedError
+        """SamplingParams with the recommendations of generation_config.json, then `changes`."""
+        return SamplingParams(**{**self._defaults.sampling, **changes})
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+        self,
+        prompts: Prompt | Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | None = None,
     ) -> list[Completion]:
-        raise NotImplementedError
+        """One Completion per prompt, in order; params: `default_params()` where not given.
+
+        Raises RequestError for a prompt that can never run; then none of them has run.
+        """
+        chosen = self.default_params() if params is None else params
+        requests = [self._request(prompt, chosen) for prompt in _as_list(prompts)]
+        deltas: dict[str, list[Delta]] = {request.request_id: [] for request in requests}
+        try:
+            for request in requests:
+                self.engine.add(request)
+            while self.engine.has_work:
+                for delta in self.engine.step():
+                    deltas.get(delta.request_id, []).append(delta)
+        finally:
+            for request in requests:
+                self.engine.abort(request.request_id)
+        return [_completion(request, deltas[request.request_id]) for request in requests]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+        """The Deltas of one prompt as they come; closing the iterator ends the request."""
+        chosen = self.default_params() if params is None else params
+        request = self._request(prompt, chosen)
+        num_open = request.params.n
+        self.engine.add(request)
+        try:
+            while num_open:
+                for delta in self.engine.step():
+                    if delta.request_id == request.request_id:
+                        num_open -= delta.finish is not FinishReason.NOT_YET
+                        yield delta
+        finally:
+            self.engine.abort(request.request_id)
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
     ) -> Completion:
-        raise NotImplementedError
+        """The answer to a conversation, prompted by the model's chat template."""
+        return self.generate(self.tokenizer.encode_chat(messages), params)[0]
 
+    @torch.inference_mode()
     def logits(self, token_ids: Sequence[int]) -> Tensor:
-        """Teacher-forced logits, float32 [T, vocab_size]."""
-        raise NotImplementedError
+        """Teacher-forced logits, float32 [T, vocab_size]: row i is about token i + 1."""
+        size, longest = self.model_config.vocab_size, self.model_config.context_length
+        if not 1 <= len(token_ids) <= longest:
+            raise RequestError(f"{len(token_ids)} tokens given; legal are 1 to {longest}")
+        if not all(0 <= token < size for token in token_ids):
+            raise RequestError(f"a token id is outside the legal 0 to {size - 1}")
+        context = CausalContext(1, len(token_ids))
+        return self.decoder.logits(self.decoder(torch.tensor(list(token_ids)), context))
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else tuple(prompt)
+        return Request(f"llm-{next(self._request_numbers)}", token_ids, params)
+
+    def _vocabulary(self) -> Vocabulary:
+        size = self.model_config.vocab_size
+        if (self.folder / "tokenizer.json").is_file():
+            tokenizer = self.tokenizer
+            eos, decode = tokenizer.eos_token_ids, tokenizer.decode
+            return Vocabulary(size, frozenset(each for each in eos if each < size), decode)
+        return Vocabulary(size, self._defaults.eos_token_ids, no_text)
+
+
+def model_needs(config: ModelConfig, checkpoint: Checkpoint) -> ModelNeeds:
+    """What decides the memory of a model whose keys and values are float32."""
+    values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    return ModelNeeds(
+        weight_bytes=sum(checkpoint.num_bytes(name) for name in checkpoint.tensor_names),
+        kv_bytes_per_token=4 * values_per_token,
+        context_length=config.context_length,
+    )
+
+
+def _as_list(prompts: Prompt | Sequence[str] | Sequence[Sequence[int]]) -> list[Prompt]:
+    """One prompt or several: a text and a sequence of numbers are one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    several: list[Prompt] = []
+    numbers: list[int] = []
+    for each in prompts:
+        if isinstance(each, int):
+            numbers.append(each)
+        else:
+            several.append(each)
+    if numbers and several:
+        raise RequestError("prompts mixes token ids with whole prompts; give one kind")
+    return [numbers] if numbers else several
+
+
+def _completion(request: Request, deltas: Sequence[Delta]) -> Completion:
+    first = [delta for delta in deltas if delta.index == 0]
+    return Completion(
+        prompt_token_ids=request.prompt_token_ids,
+        prompt_logprobs=tuple(each for delta in first for each in delta.prompt_logprobs),
+        cached_tokens=first[0].cached_tokens,
+        choices=tuple(_choice(index, deltas) for index in range(request.params.n)),
+    )
+
+
+def _choice(index: int, deltas: Sequence[Delta]) -> Choice:
+    own = [delta for delta in deltas if delta.index == index]
+    return Choice(
+        index=index,
+        text="".join(delta.text for delta in own),
+        token_ids=tuple(token for delta in own for token in delta.token_ids),
+        logprobs=tuple(each for delta in own for each in delta.logprobs),
+        finish=own[-1].finish,
+    )
