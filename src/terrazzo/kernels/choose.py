@@ -1,0 +1,66 @@
+"""Which kernel runs a problem, and why not the others."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from terrazzo.errors import NoKernelError
+from terrazzo.kernels.base import GemmProblem, Kernel
+from terrazzo.kernels.dense import DenseKernel, DequantizedKernel
+from terrazzo.kernels.reference import ReferenceKernel
+
+
+class KernelPolicy(enum.Enum):
+    """What to prefer where more than one kernel can run a problem."""
+
+    SPEED = "speed"
+    MEMORY = "memory"
+
+
+KERNELS: Mapping[KernelPolicy, tuple[Kernel, ...]] = {
+    KernelPolicy.SPEED: (DenseKernel(), DequantizedKernel(), ReferenceKernel()),
+    KernelPolicy.MEMORY: (DenseKernel(), ReferenceKernel(), DequantizedKernel()),
+}
+"""Best first: the first kernel that does not reject a problem runs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One line of the table that `terrazzo inspect` prints."""
+
+    kernel: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.kernel}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """verdicts: one per kernel of the table, in its order; the chosen kernel is among them."""
+
+    kernel: Kernel
+    verdicts: tuple[Verdict, ...]
+
+
+def choose(problem: GemmProblem, policy: KernelPolicy = KernelPolicy.SPEED) -> Choice:
+    """Raises NoKernelError with the reason of every kernel."""
+    return choose_among(KERNELS[policy], problem)
+
+
+def choose_among(kernels: Sequence[Kernel], problem: GemmProblem) -> Choice:
+    """The first of `kernels` that accepts. Raises NoKernelError with the reason of every kernel."""
+    reasons = {kernel.name: kernel.rejects(problem) for kernel in kernels}
+    accepting = [kernel for kernel in kernels if reasons[kernel.name] is None]
+    if not accepting:
+        listed = "\n  ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise NoKernelError(f"no kernel runs {problem}:\n  {listed}")
+    chosen = accepting[0]
+    fallback = f"could run it too, after {chosen.name}"
+    verdicts = (
+        Verdict(name, "chosen" if name == chosen.name else reason or fallback)
+        for name, reason in reasons.items()
+    )
+    return Choice(chosen, tuple(verdicts))
