@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from terrazzo.kernels.choose import KernelPolicy
 from terrazzo.models.architectures import HeadNormRule
 from terrazzo.models.block import AddNormStep, AddStep, AttendStep, Block, GateStep, Stage
 from terrazzo.models.config import ModelConfig
@@ -23,14 +24,16 @@ from terrazzo.rules import LM_HEAD
 from terrazzo.spec import Name
 
 
-def build_decoder(config: ModelConfig, source: WeightSource) -> Decoder:
+def build_decoder(
+    config: ModelConfig, source: WeightSource, policy: KernelPolicy = KernelPolicy.SPEED
+) -> Decoder:
     """The whole model; `source` is asked for one module after the other."""
     return Decoder(
         config,
         build_embedding(source),
         build_rotary(config),
-        tuple(build_block(config, layer, source) for layer in range(config.num_layers)),
-        build_head(config, source),
+        tuple(build_block(config, layer, source, policy) for layer in range(config.num_layers)),
+        build_head(config, source, policy),
     )
 
 
@@ -42,7 +45,12 @@ def build_rotary(config: ModelConfig) -> RotaryEmbedding:
     return RotaryEmbedding.of(config.rope, config.head_dim)
 
 
-def build_block(config: ModelConfig, layer: int, source: WeightSource) -> Block:
+def build_block(
+    config: ModelConfig,
+    layer: int,
+    source: WeightSource,
+    policy: KernelPolicy = KernelPolicy.SPEED,
+) -> Block:
     """Reads the weights of decoder layer `layer`."""
     names = LayerNames(layer)
     attention = Attention(
@@ -54,16 +62,18 @@ def build_block(config: ModelConfig, layer: int, source: WeightSource) -> Block:
     )
     middle_norm = _norm(config, names.post_attention_norm, source)
     stages = (
-        Stage(_fused(names.qkv, source), AttendStep(attention)),
-        Stage(_fused(names.output, source), AddNormStep(middle_norm)),
-        Stage(_fused(names.gate_up, source), GateStep()),
-        Stage(_fused(names.down, source), AddStep()),
+        Stage(_fused(names.qkv, source, policy), AttendStep(attention)),
+        Stage(_fused(names.output, source, policy), AddNormStep(middle_norm)),
+        Stage(_fused(names.gate_up, source, policy), GateStep()),
+        Stage(_fused(names.down, source, policy), AddStep()),
     )
     return Block(_norm(config, names.input_norm, source), stages)
 
 
-def build_head(config: ModelConfig, source: WeightSource) -> Head:
-    return Head(_norm(config, FINAL_NORM, source), _fused((LM_HEAD,), source))
+def build_head(
+    config: ModelConfig, source: WeightSource, policy: KernelPolicy = KernelPolicy.SPEED
+) -> Head:
+    return Head(_norm(config, FINAL_NORM, source), _fused((LM_HEAD,), source, policy))
 
 
 def _norm(config: ModelConfig, name: Name, source: WeightSource) -> RMSNorm:
@@ -82,5 +92,5 @@ def _head_step(config: ModelConfig, names: LayerNames, source: WeightSource) -> 
     )
 
 
-def _fused(names: Sequence[Name], source: WeightSource) -> FusedLinear:
-    return FusedLinear(tuple(source.linear(name) for name in names))
+def _fused(names: Sequence[Name], source: WeightSource, policy: KernelPolicy) -> FusedLinear:
+    return FusedLinear([source.linear(name) for name in names], policy)

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from terrazzo.checkpoint.checkpoint import Checkpoint
+from terrazzo.kernels.base import DenseTensor, Weight
+from terrazzo.kernels.choose import KernelPolicy
 from terrazzo.models.audit import HeadWeights, LoadReport, audit
 from terrazzo.models.build import build_decoder
 from terrazzo.models.config import ModelConfig
 from terrazzo.models.decoder import Decoder
 from terrazzo.models.parameters import EMBEDDING, ParameterKind, parameters
-from terrazzo.nn.weights import LinearWeight
+from terrazzo.nn.weights import NO_BIAS, AnyBias, Bias, LinearWeight
 from terrazzo.rules import LM_HEAD
 from terrazzo.spec import Name, QuantSpec
 
@@ -35,7 +37,19 @@ class CheckpointSource:
     biased: frozenset[Name]
 
     def linear(self, name: Name) -> LinearWeight:
-        raise NotImplementedError
+        return LinearWeight(name, self._weight(name), self._bias(name))
+
+    def _weight(self, name: Name) -> Weight:
+        if name == LM_HEAD and self.report.head is HeadWeights.EMBEDDING:
+            return DenseTensor(self.embedding(EMBEDDING))
+        if isinstance(self.checkpoint.plan[name].spec, QuantSpec):
+            return self.checkpoint.quant_tensor(name)
+        return DenseTensor(self.checkpoint.tensor(f"{name}.weight"))
+
+    def _bias(self, name: Name) -> AnyBias:
+        if name not in self.biased:
+            return NO_BIAS
+        return Bias(self.checkpoint.tensor(f"{name}.bias").to(torch.float32))
 
     def norm(self, name: Name) -> Tensor:
         return self.checkpoint.tensor(f"{name}.weight").to(torch.float32)
@@ -55,7 +69,11 @@ def open_source(checkpoint: Checkpoint) -> CheckpointSource:
     return CheckpointSource(checkpoint, config, report, frozenset(biased))
 
 
-def load(checkpoint: Checkpoint) -> Decoder:
-    """The decoder of a checkpoint, every parameter filled; errors as in `open_source`."""
+def load(checkpoint: Checkpoint, policy: KernelPolicy = KernelPolicy.SPEED) -> Decoder:
+    """The decoder of a checkpoint, every parameter filled.
+
+    policy: which kernel to prefer where several can run a weight. Raises what `open_source` raises,
+    and NoKernelError for a weight that no kernel runs.
+    """
     source = open_source(checkpoint)
-    return build_decoder(source.config, source)
+    return build_decoder(source.config, source, policy)
