@@ -1,0 +1,1 @@
+"""The workshop: Hugging Face models become GPTQ checkpoints, layer by layer."""
