@@ -45,3 +45,14 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8"))
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert missing == []
+
+
+def test_every_room_has_its_sentence_and_no_row_is_stale() -> None:
+    house = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
+    package = ROOT / "src" / "terrazzo"
+    sentences = house.split("## Files")[0]
+    rooms = {file.parent.name for file in package.glob("*/__init__.py")}
+    assert [room for room in sorted(rooms) if f"| {room} |" not in sentences] == []
+    rows = re.findall(r"^\| ([\w/]+\.py) \|", house, re.MULTILINE)
+    assert rows
+    assert [row for row in rows if not (package / row).exists()] == []
