@@ -106,9 +106,18 @@ class HeadSwitch:
         return "lm_head: false"
 
 
+@dataclass(frozen=True, slots=True)
+class NoConfig:
+    """The folder has no quantization config: an ordinary model."""
+
+    def __str__(self) -> str:
+        return "no quantization config"
+
+
 BASE = Base()
 HEAD_SWITCH = HeadSwitch()
-Decider = Rule | Base | HeadSwitch
+NO_CONFIG = NoConfig()
+Decider = Rule | Base | HeadSwitch | NoConfig
 
 
 @dataclass(frozen=True, slots=True)
