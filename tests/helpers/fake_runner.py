@@ -47,6 +47,9 @@ class FakeRunner:
         for chunk, span in zip(plan.chunks, batch.spans, strict=True):
             stored = pages[span.block_table].flatten()[: span.kv_len].tolist()
             assert UNWRITTEN not in stored
+            assert chunk.num_logits <= len(chunk.token_ids), (
+                "logits of tokens that are not computed"
+            )
             ends = range(chunk.end - chunk.num_logits + 1, chunk.end + 1)
             rows.extend(fake_logits(stored[:end], self._vocabulary) for end in ends)
         return torch.stack(rows) if rows else torch.empty(0, self._vocabulary)

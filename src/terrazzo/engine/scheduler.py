@@ -121,15 +121,13 @@ class Scheduler:
         chunks: list[Chunk] = []
         decoding = sum(sequence.num_pending == 1 for sequence in self.running)
         budget = self.limits.max_num_batched_tokens - decoding
-        preemptions = self.num_preemptions
         for sequence in tuple(self.running):
             decodes = sequence.num_pending == 1
             count = 1 if decodes else self._prompt_tokens(sequence, budget)
             if sequence.stage is Stage.RUNNING and count and self._make_room(sequence, count):
                 chunks.append(self._chunk(sequence, count))
                 budget -= 0 if decodes else count
-        if preemptions == self.num_preemptions:
-            chunks += self._admit(budget)
+        chunks += self._admit(budget)
         return StepPlan(tuple(chunks))
 
     def commit(self, chunk: Chunk) -> None:
@@ -233,15 +231,12 @@ class Scheduler:
         return self.pool.match(sequence.token_ids, limit)
 
     def _fits(self, sequence: Sequence, match: PageTable) -> bool:
-        """Whether the whole prompt has room beside what running prompts still need.
+        """Whether the whole prompt has room; what was preempted a moment ago does not.
 
         With nothing running it always fits: no request is longer than the pool.
         """
-        promised = sum(
-            self.pool.missing(other.table, len(other.token_ids)) for other in self.running
-        )
         needed = self.pool.missing(match, len(sequence.token_ids)) + self.pool.num_idle(match)
-        return not self.running or promised + needed <= self.pool.num_available
+        return needed <= self.pool.num_available
 
     def _start(self, sequence: Sequence, match: PageTable) -> None:
         self.pool.acquire(match)

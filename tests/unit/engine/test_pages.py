@@ -63,7 +63,9 @@ def test_pages_computed_twice_at_once_become_one() -> None:
 
 def test_released_pages_are_found_again_until_they_are_needed() -> None:
     pool = PagePool(3, 4)
-    pool.release(computed(pool, PROMPT[:8]))
+    first = computed(pool, PROMPT[:8])
+    pool.release(first)
+    assert first == PageTable()
     assert pool.num_available == 3
     assert len(pool.match(PROMPT, 8).pages) == 2
     other = PageTable()

@@ -68,6 +68,14 @@ def test_the_numbers_are_uniform_and_differ_between_choices(choice: int) -> None
     assert numbers[:50] != [uniform(7, 1 - choice, position) for position in range(50)]
 
 
+@pytest.mark.parametrize(("number", "token"), [(0.0, 1), (1 - 2**-52, 2)])
+def test_the_ends_of_the_interval_hit_possible_tokens(
+    monkeypatch: pytest.MonkeyPatch, number: float, token: int
+) -> None:
+    monkeypatch.setattr(sampler, "uniform", lambda *_: number)
+    assert one(torch.tensor([0.0, 0.0, 0.7, 0.0]), row(blocked=(0, 3))) == token
+
+
 def brute_force(scaled: list[float], k: int, p: float, min_p: float) -> set[int]:
     """The definition: k likeliest, then the fewest that reach p, then those near the top."""
     order = sorted(range(len(scaled)), key=lambda token: -scaled[token])[: k or len(scaled)]

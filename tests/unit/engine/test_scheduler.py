@@ -59,10 +59,16 @@ def test_only_rows_that_are_wanted_have_logits() -> None:
     assert [advance(scheduler).num_logits for _ in range(3)] == [0, 1, 1]
 
 
-def test_prompt_logprobs_want_every_row_once() -> None:
+def test_prompt_logprobs_want_every_row_once_and_use_no_cache() -> None:
     wanting = request("a", 12, prompt_logprobs=TopLogprobs(0))
     scheduler = scheduler_with(limits(max_num_batched_tokens=8), wanting, wanting)
-    assert [advance(scheduler).num_logits for _ in range(2)] == [8, 8], "the cache is not used"
+    plans = [advance(scheduler) for _ in range(3)]
+    assert [shape(plan) for plan in plans] == [
+        [("a", 0, 8)],
+        [("a", 8, 4), ("a", 0, 4)],
+        [("a", 12, 1), ("a", 4, 7)],
+    ]
+    assert [plan.num_logits for plan in plans] == [8, 8, 8]
 
 
 def test_slots_are_given_in_order_of_arrival() -> None:
@@ -89,11 +95,24 @@ def test_the_youngest_gives_way_when_pages_run_out() -> None:
     assert shape(advance(scheduler)) == [("b", 4, 5)], "one of its pages is still cached"
 
 
+def test_who_gave_way_comes_before_who_never_ran() -> None:
+    scheduler = scheduler_with(
+        limits(num_pages=4, max_model_len=16), request("a", 8), request("b", 8)
+    )
+    advance(scheduler)
+    scheduler.add(request("c", 1))
+    advance(scheduler)
+    assert [each.request.request_id for each in scheduler.waiting] == ["b", "c"]
+
+
 def test_a_prompt_waits_until_all_of_it_has_room() -> None:
-    given = limits(num_pages=5, max_model_len=20, max_num_batched_tokens=8)
-    scheduler = scheduler_with(given, request("a", 16), request("b", 8))
-    assert shape(advance(scheduler)) == [("a", 0, 8)]
-    assert shape(advance(scheduler)) == [("a", 8, 8)], "b would take pages that a still needs"
+    scheduler = scheduler_with(
+        limits(num_pages=5, max_model_len=20), request("a", 12), request("b", 12)
+    )
+    assert shape(advance(scheduler)) == [("a", 0, 12)]
+    assert shape(advance(scheduler)) == [("a", 12, 1)], "one page would be free for b"
+    scheduler.finish(scheduler.running[0])
+    assert shape(advance(scheduler)) == [("b", 0, 12)]
     assert scheduler.num_preemptions == 0
 
 

@@ -120,7 +120,7 @@ def test_what_ends_a_choice() -> None:
 
 def test_ignoring_eos_and_minimum_lengths() -> None:
     assert finished("azbc", ignore_eos=True, max_tokens=3) == ("azb", 3, LENGTH)
-    assert finished("zabz", min_tokens=2)[1:] == (4, STOP)
+    assert finished("azbz", min_tokens=2)[1:] == (4, STOP)
     assert finished("bcabc", min_tokens=2, stop=("bc",)) == ("bca", 5, STOP)
     assert finished("abc", min_tokens=3, max_tokens=3, stop=("b",)) == ("abc", 3, LENGTH)
 
