@@ -1,0 +1,110 @@
+"""A folder on disk as facts: which modules it has, what each is, and what decided it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from terrazzo.checkpoint.config import Unquantized, read_quantization_config
+from terrazzo.checkpoint.conflict import Conflict
+from terrazzo.checkpoint.disagreement import kind_conflict, spec_conflicts
+from terrazzo.checkpoint.facts import Facts, PackedFiles, read_facts, read_quant_tensor
+from terrazzo.checkpoint.files import TensorFiles
+from terrazzo.checkpoint.json_files import read_json
+from terrazzo.checkpoint.names import QWEIGHT, is_quantizable, linear_names
+from terrazzo.errors import MissingFileError, TensorError
+from terrazzo.packing import QuantTensor, dequantize
+from terrazzo.rules import NO_CONFIG, Plan, Resolution
+from terrazzo.spec import DENSE, Name, QuantSpec
+
+
+class Checkpoint:
+    """A GPTQ checkpoint or an unquantized Hugging Face folder, opened without reading weights.
+
+    The tensors are the truth: a module is quantized if and only if its `.qweight` exists, and its
+    spec comes from the tensors. Where config or rules say otherwise there is a Conflict.
+
+    folder: the path. model_config: config.json. rules: of the quantization config. plan: every
+    linear, quantized or dense, with the rule that decided it. conflicts: disagreements, in which
+    the tensors win. remarks: sentences on config files that contradict each other.
+    Raises MissingFileError, ConfigError, UnsupportedError, CheckpointError or TensorError.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.model_config: Mapping[str, Any] = _read_model_config(self.folder)
+        self._quantization = read_quantization_config(self.folder, self.model_config)
+        self.rules = self._quantization.rules
+        self.remarks = self._quantization.differences
+        self._files = TensorFiles(self.folder)
+        self._linears = linear_names(self._files.headers)
+        self._facts = dict(self._read_facts())
+        self.plan = Plan(self._held(module) for module in self._linears)
+        self.conflicts: tuple[Conflict, ...] = tuple(self._find_conflicts())
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]:
+        return tuple(self._files.headers)
+
+    def shape(self, tensor: str) -> tuple[int, ...]:
+        return self._files.header(tensor).shape
+
+    def dtype(self, tensor: str) -> torch.dtype:
+        return self._files.header(tensor).dtype
+
+    def num_bytes(self, tensor: str) -> int:
+        return self._files.header(tensor).num_bytes
+
+    def tensor(self, tensor: str) -> Tensor:
+        """The tensor as stored, mapped from its file. TensorError when there is none."""
+        return self._files.tensor(tensor)
+
+    def quant_tensor(self, module: Name) -> QuantTensor:
+        """A quantized module in canonical form. TensorError when it is not quantized."""
+        if module not in self._facts:
+            raise TensorError(f"{module} in {self.folder} is not quantized: it has no .qweight")
+        return read_quant_tensor(PackedFiles(self._files, module), self._facts[module])
+
+    def dequantize(self, module: Name) -> Tensor:
+        """float32 [out, in]: the weight of a module, quantized or dense."""
+        if module in self._facts:
+            return dequantize(self.quant_tensor(module))
+        return self.tensor(f"{module}.weight").to(torch.float32)
+
+    def _read_facts(self) -> Iterator[tuple[Name, Facts]]:
+        for module, suffix in self._linears.items():
+            if suffix == QWEIGHT:
+                said = self._said(module).spec
+                hint = said if isinstance(said, QuantSpec) else self.rules.base
+                packed = PackedFiles(self._files, module)
+                yield module, read_facts(packed, hint, self._quantization.checkpoint_format)
+
+    def _said(self, module: Name) -> Resolution:
+        """What config and rules say of a module, whatever it is."""
+        if isinstance(self._quantization, Unquantized) or not is_quantizable(module):
+            return Resolution(module, DENSE, NO_CONFIG)
+        return self.rules.resolve_name(module)
+
+    def _held(self, module: Name) -> Resolution:
+        """What a module is, with what should have decided it."""
+        spec = self._facts[module].spec if module in self._facts else DENSE
+        return replace(self._said(module), spec=spec)
+
+    def _find_conflicts(self) -> Iterator[Conflict]:
+        for module, resolution in self.plan.items():
+            said, held = self._said(module), resolution.spec
+            if isinstance(said.spec, QuantSpec) and isinstance(held, QuantSpec):
+                yield from spec_conflicts(said, said.spec, self._facts[module])
+            elif said.spec != held:
+                yield kind_conflict(said, held)
+
+
+def _read_model_config(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise MissingFileError(f"{folder}: no such folder; give the folder that has config.json")
+    return read_json(folder / "config.json")
