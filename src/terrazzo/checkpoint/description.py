@@ -1,0 +1,66 @@
+"""What a checkpoint says about itself, in every spelling that its readers look for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from terrazzo import __version__
+from terrazzo.checkpoint.config import EMBEDDED_KEY
+from terrazzo.rules import Plan, RuleSet
+from terrazzo.spec import Format, QuantSpec
+
+QUANTIZER = f"terrazzo:{__version__}"
+MANIFEST_FILE = "terrazzo.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """model_config: of the model, with what quantization changes in it. rules, plan: as they were
+    applied. facts: of the quantization run, for the manifest. meta: goes into the quantization
+    config beside the producer.
+    """
+
+    model_config: Mapping[str, Any]
+    rules: RuleSet
+    plan: Plan
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def documents(self, checkpoint_format: Format) -> dict[str, dict[str, Any]]:
+        """File name -> JSON content. Both configs keep the rules in the order they are tried."""
+        quantization = self._quantization(checkpoint_format)
+        return {
+            "config.json": {**self.model_config, EMBEDDED_KEY: quantization},
+            "quantize_config.json": quantization,
+            MANIFEST_FILE: {
+                "quantizer": QUANTIZER,
+                **self.facts,
+                "modules": {name: _module(self.plan, name) for name in self.plan},
+            },
+        }
+
+    def _quantization(self, checkpoint_format: Format) -> dict[str, Any]:
+        base = self.rules.base
+        dynamic = self.rules.to_dynamic()
+        return {
+            "bits": base.bits,
+            **({"dynamic": dynamic} if dynamic else {}),
+            "group_size": base.group_size,
+            "desc_act": base.desc_act,
+            "sym": base.sym,
+            "lm_head": self.rules.lm_head,
+            "method": "gptq",
+            "quant_method": "gptq",
+            "format": checkpoint_format.value,
+            "checkpoint_format": checkpoint_format.value,
+            "pack_dtype": "int32",
+            "meta": {"quantizer": [QUANTIZER], **self.meta},
+        }
+
+
+def _module(plan: Plan, name: str) -> dict[str, Any]:
+    resolution = plan[name]
+    spec = asdict(resolution.spec) if isinstance(resolution.spec, QuantSpec) else "dense"
+    return {"spec": spec, "decided_by": str(resolution.decided_by)}
