@@ -106,7 +106,7 @@ class _Fields:
     def config(self, differences: tuple[str, ...]) -> QuantizationConfig:
         self._check_method()
         base = self._base()
-        dynamic = self._value("dynamic", {}) or {}
+        dynamic = self._value("dynamic", {})
         if not isinstance(dynamic, Mapping):
             raise self._illegal("dynamic", dynamic, "an object that maps patterns to fields")
         try:
