@@ -32,6 +32,9 @@ from terrazzo.quantization.curvature import Curvature, measure_curvature, refuse
 from terrazzo.quantization.grid import Grid, ScaleSearch, fit_grid, round_to_codes
 from terrazzo.spec import QuantSpec
 
+OUTPUTS_AT_ONCE = 4096
+"""Output channels are independent; taken in portions, a wide head costs little memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class GptqOptions:
@@ -157,37 +160,68 @@ def _quantize(
     rounding: _Rounding,
 ) -> Quantized:
     refuse_not_finite(weight_NK, "the weight", "the model itself is damaged")
-    weight_KN = weight_NK.T.contiguous()
-    g_idx_K, grid = _grouped_grid(weight_KN, curvature, spec, options.search)
-    dtype = weight_KN.dtype
-    scale_GN, zero_GN = grid.scales_GN.to(dtype), grid.zeros_GN.to(dtype)
-    group_K = g_idx_K.to(torch.int64)
-    task = _Task(weight_KN, group_K, scale_GN, zero_GN, curvature, spec, options.block_size)
-    codes_KN = rounding(task)
-    error = curvature.energy(weight_KN - task.dequantize(codes_KN))
+    in_features = weight_NK.shape[1]
+    sequential_K = sequential_groups(in_features, spec.group_of(in_features)).to(weight_NK.device)
+    g_idx_K = sequential_K
+    if spec.desc_act:
+        g_idx_K = torch.empty_like(g_idx_K).index_copy_(0, curvature.order_K, sequential_K)
+    parts = [
+        _quantize_rows(rows_NK.T.contiguous(), g_idx_K, curvature, spec, options, rounding)
+        for rows_NK in torch.split(weight_NK, OUTPUTS_AT_ONCE)
+    ]
+    total = sum(part.energy for part in parts)
     return Quantized(
-        replace(spec, desc_act=_is_shuffled(g_idx_K, spec)),
-        codes_KN,
-        grid.scales_GN,
-        grid.zeros_GN,
+        replace(spec, desc_act=not torch.equal(g_idx_K, sequential_K)),
+        torch.cat([part.codes_KN for part in parts], dim=1),
+        torch.cat([part.grid.scales_GN for part in parts], dim=1),
+        torch.cat([part.grid.zeros_GN for part in parts], dim=1),
         g_idx_K,
-        error / (curvature.energy(weight_KN) or 1.0),
+        sum(part.error for part in parts) / (total or 1.0),
         curvature.log,
     )
 
 
-def _grouped_grid(
-    weight_KN: Tensor, curvature: Curvature, spec: QuantSpec, search: ScaleSearch
-) -> tuple[Tensor, Grid]:
-    """g_idx int32 [K] and the grid of its groups: natural ones, or those of the order of visit."""
-    in_features = weight_KN.shape[0]
-    g_idx_K = sequential_groups(in_features, spec.group_of(in_features)).to(weight_KN.device)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Some output channels, done. error, energy: see `Curvature.energy`, of `W - Q` and of `W`."""
+
+    codes_KN: Tensor
+    grid: Grid
+    error: float
+    energy: float
+
+
+def _quantize_rows(
+    weight_KN: Tensor,
+    g_idx_K: Tensor,
+    curvature: Curvature,
+    spec: QuantSpec,
+    options: GptqOptions,
+    rounding: _Rounding,
+) -> _Part:
+    dtype = weight_KN.dtype
+    grid = _fit(weight_KN, curvature, spec, options.search)
+    task = _Task(
+        weight_KN,
+        g_idx_K.to(torch.int64),
+        grid.scales_GN.to(dtype),
+        grid.zeros_GN.to(dtype),
+        curvature,
+        spec,
+        options.block_size,
+    )
+    codes_KN = rounding(task)
+    error = curvature.energy(weight_KN - task.dequantize(codes_KN))
+    return _Part(codes_KN, grid, error, curvature.energy(weight_KN))
+
+
+def _fit(weight_KN: Tensor, curvature: Curvature, spec: QuantSpec, search: ScaleSearch) -> Grid:
+    """The grid of the natural groups, or of those in the order of visit."""
     importance_K = curvature.importance_K.to(weight_KN.dtype)
     if not spec.desc_act:
-        return g_idx_K, fit_grid(weight_KN, importance_K, spec, search)
+        return fit_grid(weight_KN, importance_K, spec, search)
     order_K = curvature.order_K
-    grid = fit_grid(weight_KN[order_K], importance_K[order_K], spec, search)
-    return torch.empty_like(g_idx_K).index_copy_(0, order_K, g_idx_K), grid
+    return fit_grid(weight_KN[order_K], importance_K[order_K], spec, search)
 
 
 def _nearest_codes(task: _Task) -> Tensor:
@@ -217,9 +251,3 @@ def _sweep_codes(task: _Task) -> Tensor:
             codes_KN[row] = code_N
             torch.sub(weight_KN[row], code_N.sub_(zero_N).mul_(scale_N), out=error_KN[row])
     return torch.empty_like(codes_KN).index_copy_(0, order_K, codes_KN)
-
-
-def _is_shuffled(g_idx_K: Tensor, spec: QuantSpec) -> bool:
-    in_features = g_idx_K.shape[0]
-    natural_K = sequential_groups(in_features, spec.group_of(in_features))
-    return not torch.equal(g_idx_K.cpu(), natural_K)

@@ -215,3 +215,14 @@ def test_illegal_options_name_the_legal_ones() -> None:
         GptqOptions(damp=0)
     with pytest.raises(ConfigError, match="block_size is 0; legal is a positive number"):
         replace(GptqOptions(), block_size=0)
+
+
+def test_portions_of_outputs_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight_NK, hessian_KK = problem()
+    spec = QuantSpec(3, 16, sym=False, desc_act=True)
+    whole = gptq(weight_NK, hessian_KK, spec)
+    monkeypatch.setattr("terrazzo.quantization.gptq.OUTPUTS_AT_ONCE", 5)
+    portions = gptq(weight_NK, hessian_KK, spec)
+    assert torch.equal(whole.codes_KN, portions.codes_KN)
+    assert torch.equal(whole.zeros_GN, portions.zeros_GN)
+    assert whole.loss == pytest.approx(portions.loss)

@@ -1,0 +1,25 @@
+"""The Hessian of a shared input, summed over all calibration tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+CHUNK_TOKENS = 4096
+"""Tokens per float32 matrix product; sums of many more lose digits that the factor needs."""
+
+
+def measure_hessian(inputs_TK: Sequence[Tensor]) -> Tensor:
+    """`2 / T * X^T X` over all rows of all inputs -> float64 [K, K].
+
+    inputs_TK: float32 [T, K] each. Products of fixed chunks are added to a float64 sum in the order
+    given, so the result does not depend on anything but inputs and threads.
+    """
+    in_features = inputs_TK[0].shape[1]
+    total_KK = torch.zeros((in_features, in_features), dtype=torch.float64)
+    for x_TK in inputs_TK:
+        for chunk_TK in torch.split(x_TK, CHUNK_TOKENS):
+            total_KK += chunk_TK.T @ chunk_TK
+    return total_KK.mul_(2 / sum(x_TK.shape[0] for x_TK in inputs_TK))
