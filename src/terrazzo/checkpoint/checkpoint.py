@@ -17,7 +17,7 @@ from terrazzo.checkpoint.facts import Facts, PackedFiles, read_facts, read_quant
 from terrazzo.checkpoint.files import TensorFiles
 from terrazzo.checkpoint.json_files import read_json
 from terrazzo.checkpoint.names import QWEIGHT, is_quantizable, linear_names
-from terrazzo.errors import MissingFileError, TensorError
+from terrazzo.errors import ConfigError, MissingFileError, TensorError
 from terrazzo.packing import QuantTensor, dequantize
 from terrazzo.rules import NO_CONFIG, Plan, Resolution
 from terrazzo.spec import DENSE, Name, QuantSpec
@@ -60,6 +60,14 @@ class Checkpoint:
     def num_bytes(self, tensor: str) -> int:
         return self._files.header(tensor).num_bytes
 
+    def linear_shape(self, module: Name) -> tuple[int, int]:
+        """(out_features, in_features) of a module of the plan, from headers."""
+        if module in self._facts:
+            facts = self._facts[module]
+            return facts.out_features, facts.in_features
+        out_features, in_features = self.shape(f"{module}.weight")
+        return out_features, in_features
+
     def tensor(self, tensor: str) -> Tensor:
         """The tensor as stored, mapped from its file. TensorError when there is none."""
         return self._files.tensor(tensor)
@@ -82,13 +90,27 @@ class Checkpoint:
                 said = self._said(module).spec
                 hint = said if isinstance(said, QuantSpec) else self.rules.base
                 packed = PackedFiles(self._files, module)
-                yield module, read_facts(packed, hint, self._quantization.checkpoint_format)
+                facts = read_facts(packed, hint, self._quantization.checkpoint_format)
+                self._check_guess(module, facts)
+                yield module, facts
+
+    def _check_guess(self, module: Name, facts: Facts) -> None:
+        """Without a config only zero points in the middle are sure: they read the same anyhow."""
+        if isinstance(self._quantization, Unquantized) and not facts.spec.sym:
+            raise ConfigError(
+                f"{self.folder}: {module} is quantized and asymmetric, but neither config.json nor "
+                "quantize_config.json says how zero points are stored. Fetch or write "
+                "quantize_config.json with bits, group_size, sym and checkpoint_format"
+            )
 
     def _said(self, module: Name) -> Resolution:
         """What config and rules say of a module, whatever it is."""
-        if isinstance(self._quantization, Unquantized) or not is_quantizable(module):
+        if isinstance(self._quantization, Unquantized):
             return Resolution(module, DENSE, NO_CONFIG)
-        return self.rules.resolve_name(module)
+        said = self.rules.resolve_name(module)
+        if self._linears[module] == QWEIGHT or is_quantizable(module):
+            return said
+        return said if said.spec == DENSE else Resolution(module, DENSE, NO_CONFIG)
 
     def _held(self, module: Name) -> Resolution:
         """What a module is, with what should have decided it."""

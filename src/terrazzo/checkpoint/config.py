@@ -14,6 +14,7 @@ from typing import Any
 
 from terrazzo.checkpoint.json_files import read_json
 from terrazzo.errors import ConfigError, UnsupportedError
+from terrazzo.packing import PLANAR_ONLY_BITS
 from terrazzo.rules import RuleSet
 from terrazzo.spec import DEFAULT_SPEC, Format, QuantSpec
 
@@ -24,7 +25,7 @@ _ALIASES = {
     "bits": ("bits", "w_bit", "wbits"),
     "group_size": ("group_size", "q_group_size"),
     "method": ("quant_method", "method"),
-    "format": ("format", "checkpoint_format"),
+    "format": ("format", "checkpoint_format", "version"),
 }
 """Field -> its spellings, the one that wins first (GPTQModel reads `format` before the alias)."""
 
@@ -113,8 +114,9 @@ class _Fields:
             rules = RuleSet.parse(dynamic, base, lm_head=self._flag("lm_head", False))
         except ConfigError as error:
             raise type(error)(f"{self.source}: {error}") from error
+        self._check_rotation()
         return QuantizationConfig(
-            self.source, self._format(), rules, self._pack_dtype(), differences
+            self.source, _promoted(self._format(), rules), rules, self._pack_dtype(), differences
         )
 
     def _base(self) -> QuantSpec:
@@ -140,6 +142,14 @@ class _Fields:
             )
         if method in _FOREIGN_FORMATS or self._flag("is_marlin_format", False):
             raise self._foreign("marlin" if method == "gptq" else method)
+
+    def _check_rotation(self) -> None:
+        rotation = self._value("rotation", None)
+        if rotation is not None:
+            raise UnsupportedError(
+                f"{self.source}: rotation is {rotation!r}: the weights only make sense for inputs "
+                "that are rotated too, which Terrazzo does not do. Quantize without rotation"
+            )
 
     def _format(self) -> Format:
         name = str(self._value("format", Format.GPTQ.value)).lower()
@@ -193,6 +203,15 @@ class _Fields:
 
     def _illegal(self, field: str, value: object, legal: str) -> ConfigError:
         return ConfigError(f"{self.source}: {field} is {value!r}; legal is {legal}")
+
+
+def _promoted(label: Format, rules: RuleSet) -> Format:
+    """GPTQModel treats a whole checkpoint as planar when any rule, even an idle one, asks for a
+    width that exists only in planes.
+    """
+    asked = [rules.base.bits]
+    asked += [rule.override["bits"] for rule in rules.rules if "bits" in rule.override]
+    return label if PLANAR_ONLY_BITS.isdisjoint(asked) else Format.GPTQ_P
 
 
 def _differences(

@@ -40,7 +40,7 @@ def spec_conflicts(said: Resolution, claimed: QuantSpec, facts: Facts) -> Iterat
         yield Conflict(
             said.name,
             "checkpoint_format",
-            facts.checkpoint_format.value,
+            facts.label.value,
             "qzeros hold the middle zero point in the encoding of another format",
             "Using the middle. Engines that trust the label shift every weight of this module",
         )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from terrazzo.checkpoint.files import TensorFiles
-from terrazzo.errors import TensorError
+from terrazzo.errors import TensorError, UnsupportedError
 from terrazzo.packing import (
     PLANAR_ONLY_BITS,
     QuantTensor,
@@ -81,12 +82,15 @@ class PackedFiles:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """spec: as the tensors have it. checkpoint_format: with the words and zeros it was read by."""
+    """spec: as the tensors have it. label: the checkpoint_format of the config. layout: the one
+    whose words the codes are in, which differs from the label only in mislabelled 3-bit files.
+    """
 
     spec: QuantSpec
     in_features: int
     out_features: int
-    checkpoint_format: Format
+    label: Format
+    layout: Format
     zero_reading: ZeroReading
 
 
@@ -101,37 +105,53 @@ def read_facts(packed: PackedFiles, said: QuantSpec, checkpoint_format: Format) 
     zero_rows, zero_columns = packed.shape("qzeros", torch.int32)
     if scale_columns != out_features or zero_rows != groups or groups == 0:
         raise packed.contradiction("qweight, qzeros and scales disagree on outputs or groups")
-    in_features = _in_features(packed, said, rows)
+    in_features = _in_features(packed, said, rows, (zero_columns, out_features))
     bits = _bits(packed, said, (rows, in_features), (zero_columns, out_features))
     group_size, sequential = _grouping(packed, said, in_features, groups)
-    _check_planar(packed, bits, in_features, out_features, checkpoint_format)
-    reading, sym = _zero_reading(packed, bits, said.sym, out_features, checkpoint_format)
+    qzeros = packed.tensor("qzeros")
+    layout, reading, sym = _zero_points(qzeros, out_features, bits, said.sym, checkpoint_format)
+    _check_planar(packed, bits, in_features, out_features, layout)
     spec = QuantSpec(bits, group_size, sym, desc_act=not sequential)
-    return Facts(spec, in_features, out_features, checkpoint_format, reading)
+    return Facts(spec, in_features, out_features, checkpoint_format, layout, reading)
 
 
 def read_quant_tensor(packed: PackedFiles, facts: Facts) -> QuantTensor:
     """The module in canonical form; its words stay mapped from the file unless they are planar."""
-    spec, checkpoint_format = facts.spec, facts.checkpoint_format
+    spec, layout = facts.spec, facts.layout
     qweight = packed.tensor("qweight")
-    if is_planar(spec.bits, checkpoint_format):
-        codes = decode_qweight(qweight, facts.in_features, spec.bits, checkpoint_format)
-        qweight = pack(codes, spec.bits)
-    scales = packed.tensor("scales")
+    if is_planar(spec.bits, layout):
+        qweight = pack(decode_qweight(qweight, facts.in_features, spec.bits, layout), spec.bits)
+    scales = _half(packed)
     if facts.zero_reading is ZeroReading.MIDDLE:
         zeros = torch.full(scales.shape, spec.mid_code, dtype=torch.uint8)
     else:
-        zeros = decode_zeros(
-            packed.tensor("qzeros"), facts.out_features, spec.bits, checkpoint_format
-        )
+        zeros = decode_zeros(packed.tensor("qzeros"), facts.out_features, spec.bits, layout)
     return QuantTensor(spec, qweight, scales, zeros, _g_idx(packed, facts))
 
 
-def _in_features(packed: PackedFiles, said: QuantSpec, rows: int) -> int:
-    """Without `g_idx` only the words tell, and they fill up to a whole word."""
+def _half(packed: PackedFiles) -> Tensor:
+    """The scales in float16. UnsupportedError when that would round."""
+    scales = packed.tensor("scales")
+    half = scales.to(torch.float16)
+    if not torch.equal(half.to(scales.dtype), scales):
+        raise UnsupportedError(
+            f"{packed.module}.scales: {scales.dtype} values that float16 cannot hold; Terrazzo "
+            "keeps scales in float16. Export the checkpoint with float16 scales"
+        )
+    return half
+
+
+def _in_features(packed: PackedFiles, said: QuantSpec, rows: int, outputs: tuple[int, int]) -> int:
+    """Without `g_idx` the words tell: their number, with the bit width that qzeros have, and where
+    the last word may be part empty, the groups.
+    """
     if packed.has("g_idx"):
         return packed.shape("g_idx", *_INDEX_DTYPES)[0]
-    return rows * WORD_BITS // said.bits
+    fitting = [bits for bits in LEGAL_BITS if words_for(outputs[1], bits) == outputs[0]]
+    bits = said.bits if said.bits in fitting or len(fitting) != 1 else fitting[0]
+    full = rows * WORD_BITS // bits
+    grouped = packed.shape("scales", *_SCALE_DTYPES)[0] * said.group_of(full)
+    return grouped if grouped < full and words_for(grouped, bits) == rows else full
 
 
 def _bits(
@@ -168,9 +188,9 @@ def _grouping(
         return said.group_size, True
     largest = int(torch.bincount(g_idx).max())
     sequential = torch.equal(g_idx, sequential_groups(in_features, largest))
-    if not sequential and said.num_groups(in_features) == groups:
-        return said.group_size, False
-    return PER_CHANNEL if groups == 1 else largest, sequential
+    if sequential:
+        return PER_CHANNEL if groups == 1 else largest, True
+    return _uniform_group(packed, said, in_features, groups), False
 
 
 def _uniform_group(packed: PackedFiles, said: QuantSpec, in_features: int, groups: int) -> int:
@@ -196,30 +216,58 @@ def _check_planar(
         )
 
 
-def _zero_reading(
-    packed: PackedFiles, bits: int, said_sym: bool, out_features: int, label: Format
-) -> tuple[ZeroReading, bool]:
-    """How to read the zero points, and whether all are the middle code.
+def _zero_points(
+    qzeros: Tensor, out_features: int, bits: int, said_sym: bool, label: Format
+) -> tuple[Format, ZeroReading, bool]:
+    """The layout of the words, how to read the zero points, and whether all are the middle code.
 
     A file that claims symmetry and stores the middle code in any known encoding is symmetric, even
-    when its label belongs to another encoding.
+    when its label belongs to another encoding. The constants of bit planes and of a stream differ,
+    so they also tell the layout of mislabelled 3-bit codes.
     """
-    qzeros = packed.tensor("qzeros")
-    middle = 1 << (bits - 1)
+    sample, columns = _sample(qzeros, out_features, bits)
+    if _is_middle(sample, columns, bits, label):
+        return label, ZeroReading.AS_LABELLED, said_sym
+    if said_sym:
+        others = sorted(Format, key=lambda other: is_planar(bits, other) != is_planar(bits, label))
+        for other in others:
+            if _is_middle(sample, columns, bits, other):
+                mislaid = is_planar(bits, other) != is_planar(bits, label)
+                return other if mislaid else label, ZeroReading.MIDDLE, True
+        if bits == 3 and _all_equal(decode_legacy_3bit_zeros(sample, columns), 4):
+            layout = Format.GPTQ if is_planar(bits, label) else label
+            return layout, ZeroReading.MIDDLE, True
+    return label, ZeroReading.AS_LABELLED, False
 
-    def is_middle(zeros: Tensor) -> bool:
-        return bool((zeros == middle).all())
 
-    if is_middle(decode_zeros(qzeros, out_features, bits, label)):
-        return ZeroReading.AS_LABELLED, said_sym
-    if not said_sym:
-        return ZeroReading.AS_LABELLED, False
-    others = [other for other in Format if is_planar(bits, other) == is_planar(bits, label)]
-    if any(is_middle(decode_zeros(qzeros, out_features, bits, other)) for other in others):
-        return ZeroReading.MIDDLE, True
-    if bits == 3 and is_middle(decode_legacy_3bit_zeros(qzeros, out_features)):
-        return ZeroReading.MIDDLE, True
-    return ZeroReading.AS_LABELLED, False
+def _sample(qzeros: Tensor, out_features: int, bits: int) -> tuple[Tensor, int]:
+    """(words, columns) that stand for all zero points: one block of 32 where all blocks are equal,
+    as they are in a symmetric weight, or else everything.
+    """
+    block = qzeros[:1, :bits]
+    whole = out_features % WORD_BITS == 0
+    if whole and bool((qzeros.reshape(qzeros.shape[0], -1, bits) == block).all()):
+        return block, WORD_BITS
+    return qzeros, out_features
+
+
+def _is_middle(words: Tensor, columns: int, bits: int, layout: Format) -> bool:
+    if is_planar(bits, layout) and columns % WORD_BITS != 0:
+        return False
+    if words.numel() == bits:
+        return _block_is_middle(tuple(words.flatten().tolist()), columns, bits, layout)
+    return _all_equal(decode_zeros(words, columns, bits, layout), 1 << (bits - 1))
+
+
+@lru_cache(maxsize=256)
+def _block_is_middle(words: tuple[int, ...], columns: int, bits: int, layout: Format) -> bool:
+    """Hundreds of modules share a handful of blocks, and unpacking one costs many small steps."""
+    block = torch.tensor([words], dtype=torch.int32)
+    return _all_equal(decode_zeros(block, columns, bits, layout), 1 << (bits - 1))
+
+
+def _all_equal(zeros: Tensor, value: int) -> bool:
+    return bool((zeros == value).all())
 
 
 def _g_idx(packed: PackedFiles, facts: Facts) -> Tensor:
