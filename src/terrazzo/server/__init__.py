@@ -1,0 +1,1 @@
+"""Speaks HTTP for the engine, as OpenAI clients expect it."""
