@@ -16,7 +16,8 @@ from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.engine.config import DEFAULT_CONFIG, EngineConfig
 from terrazzo.engine.engine import Engine, Vocabulary, no_text
 from terrazzo.engine.folder import GenerationDefaults
-from terrazzo.engine.memory import MemoryPlan, ModelNeeds, available_memory, resolve
+from terrazzo.engine.memory import MemoryPlan, available_memory, resolve
+from terrazzo.engine.needs import model_needs
 from terrazzo.engine.request import (
     Delta,
     FinishReason,
@@ -187,16 +188,6 @@ class LLM:
             eos, decode = tokenizer.eos_token_ids, tokenizer.decode
             return Vocabulary(size, frozenset(each for each in eos if each < size), decode)
         return Vocabulary(size, self._defaults.eos_token_ids, no_text)
-
-
-def model_needs(config: ModelConfig, checkpoint: Checkpoint) -> ModelNeeds:
-    """What decides the memory of a model whose keys and values are float32."""
-    values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-    return ModelNeeds(
-        weight_bytes=sum(checkpoint.num_bytes(name) for name in checkpoint.tensor_names),
-        kv_bytes_per_token=4 * values_per_token,
-        context_length=config.context_length,
-    )
 
 
 def _as_list(prompts: Prompt | Sequence[str] | Sequence[Sequence[int]]) -> list[Prompt]:

@@ -100,7 +100,8 @@ def _tensors_of(
     yield f"{parameter.name}.qweight", shapes.qweight
     yield f"{parameter.name}.qzeros", shapes.qzeros
     yield f"{parameter.name}.scales", shapes.scales
-    yield f"{parameter.name}.g_idx", shapes.g_idx
+    if f"{parameter.name}.g_idx" in checkpoint.tensor_names:
+        yield f"{parameter.name}.g_idx", shapes.g_idx
 
 
 def _unfilled(checkpoint: Checkpoint, expected: dict[str, tuple[int, ...]]) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""Says what is in a folder, which rule decided it and what will run it."""

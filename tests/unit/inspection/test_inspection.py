@@ -1,0 +1,106 @@
+"""`inspect` tells what serving would do, module by module, and never more than it knows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from terrazzo import LLM, cli
+from terrazzo.inspection.inspection import Serving, Unservable, inspect
+from terrazzo.inspection.render import to_json, to_text
+from terrazzo.spec import QuantSpec
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    source = GOLDEN / "llama-rules-positive-negative"
+    ignored = shutil.ignore_patterns("golden.*")
+    return Path(shutil.copytree(source, tmp_path / "model", ignore=ignored))
+
+
+def test_every_module_has_its_facts_rule_and_kernel(folder: Path) -> None:
+    inspection = inspect(folder)
+    lines = {line.name: line for line in inspection.modules}
+    assert len(lines) == 22
+    down = lines["model.layers.1.mlp.down_proj"]
+    assert isinstance(down.spec, QuantSpec)
+    assert down.shape == (64, 128)
+    assert down.kernel == "torch_dequantized"
+    assert {verdict.kernel for verdict in down.verdicts} >= {"torch_dequantized", "torch_reference"}
+    assert lines["lm_head"].kernel == "torch_dense"
+    assert lines["lm_head"].decided_by == "lm_head: false"
+    assert "matches no module" in inspection.remarks[0]
+
+
+def test_bytes_add_up_to_the_file(folder: Path) -> None:
+    inspection = inspect(folder)
+    tensors = load_file(folder / "model.safetensors")
+    assert inspection.total_bytes == sum(tensor.nbytes for tensor in tensors.values())
+    linears = [
+        name
+        for name in tensors
+        if name.rpartition(".")[0] in {line.name for line in inspection.modules}
+    ]
+    weights = sum(line.shape[0] * line.shape[1] for line in inspection.modules)
+    assert inspection.bits_per_weight == pytest.approx(
+        8 * sum(tensors[name].nbytes for name in linears) / weights
+    )
+
+
+def test_the_memory_plan_is_that_of_serving(folder: Path) -> None:
+    outcome = inspect(folder).outcome
+    assert isinstance(outcome, Serving)
+    served = LLM(folder).memory_plan
+    assert outcome.memory.needs == served.needs
+    assert outcome.memory.limits.max_model_len == served.limits.max_model_len
+
+
+def test_an_unknown_architecture_is_described_and_unservable() -> None:
+    inspection = inspect(GOLDEN / "mixtral-w4-g32")
+    assert isinstance(inspection.outcome, Unservable)
+    assert "MixtralForCausalLM" in inspection.outcome.reason
+    assert len(inspection.modules) == 35
+
+
+def test_a_missing_tensor_is_unservable(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    outcome = inspect(folder).outcome
+    assert isinstance(outcome, Unservable)
+    assert "model.norm.weight: missing" in outcome.reason
+
+
+def test_conflicts_are_shown() -> None:
+    inspection = inspect(GOLDEN / "wild-v2-zeros-labelled-gptq")
+    assert len(inspection.conflicts) == 14
+    assert "conflicts (14)" in to_text(inspection)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-w3-g32-sym", "wild-g_idx-permuted-flag-false", "mixtral-w4-g32"]
+)
+def test_text_and_json_tell_the_same(name: str) -> None:
+    inspection = inspect(GOLDEN / name)
+    text, data = to_text(inspection), to_json(inspection)
+    assert json.loads(json.dumps(data)) == data
+    assert data["servable"] == inspection.is_servable
+    assert data["conflicts"] == list(inspection.conflicts)
+    for module in data["modules"]:
+        assert module["name"] in text
+    assert ("unservable:" in text) is not data["servable"]
+
+
+def test_the_command_prints_json_and_its_status_says_whether_it_can_be_served(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["inspect", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["servable"] is True
+    assert cli.run(["inspect", str(GOLDEN / "mixtral-w4-g32")]) == 1
+    assert "unservable: " in capsys.readouterr().out
