@@ -9,21 +9,27 @@ from dataclasses import dataclass
 from terrazzo.errors import NoKernelError
 from terrazzo.kernels.base import GemmProblem, Kernel
 from terrazzo.kernels.dense import DenseKernel, DequantizedKernel
+from terrazzo.kernels.panels import PanelsKernel
 from terrazzo.kernels.reference import ReferenceKernel
 
 
 class KernelPolicy(enum.Enum):
-    """What to prefer where more than one kernel can run a problem."""
+    """What to prefer where more than one kernel can run a problem.
+
+    SPEED: fewest milliseconds per token. MEMORY: fewest bytes per weight at a usable speed.
+    """
 
     SPEED = "speed"
     MEMORY = "memory"
 
 
 KERNELS: Mapping[KernelPolicy, tuple[Kernel, ...]] = {
-    KernelPolicy.SPEED: (DenseKernel(), DequantizedKernel(), ReferenceKernel()),
-    KernelPolicy.MEMORY: (DenseKernel(), ReferenceKernel(), DequantizedKernel()),
+    KernelPolicy.SPEED: (DenseKernel(), DequantizedKernel(), PanelsKernel(), ReferenceKernel()),
+    KernelPolicy.MEMORY: (DenseKernel(), PanelsKernel(), ReferenceKernel(), DequantizedKernel()),
 }
-"""Best first: the first kernel that does not reject a problem runs it."""
+"""Best first: the first kernel that does not reject a problem runs it. All of them are plain torch,
+so that one order serves every device.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from terrazzo.kernels.base import DenseTensor, GemmProblem, Prepared, Weight
+from terrazzo.kernels.product import multiply
 from terrazzo.packing import QuantTensor, dequantize
 from terrazzo.spec import Dense
 
@@ -27,10 +27,10 @@ class DenseKernel:
 
     def prepare(self, weight: Weight) -> Prepared:
         assert isinstance(weight, DenseTensor)
-        return Prepared(GemmProblem.of(weight), (weight.weight_NK.to(torch.float32),))
+        return Prepared(GemmProblem.of(weight), (weight.weight_NK.float(),))
 
     def run(self, x_MK: Tensor, weight: Prepared, out_MN: Tensor) -> None:
-        torch.mm(x_MK, weight.tensors[0].T, out=out_MN)
+        multiply(x_MK, weight.tensors[0], out_MN)
 
 
 class DequantizedKernel:
@@ -53,7 +53,7 @@ class DequantizedKernel:
         return Prepared(GemmProblem.of(weight), (dequantize(weight),))
 
     def run(self, x_MK: Tensor, weight: Prepared, out_MN: Tensor) -> None:
-        torch.mm(x_MK, weight.tensors[0].T, out=out_MN)
+        multiply(x_MK, weight.tensors[0], out_MN)
 
 
 def _float32_bytes(problem: GemmProblem) -> int:
