@@ -26,6 +26,7 @@ from terrazzo.engine.request import (
     TokenLogprob,
 )
 from terrazzo.engine.runner import ModelRunner
+from terrazzo.engine.text import Decode
 from terrazzo.engine.tokenizer import Tokenizer
 from terrazzo.errors import RequestError
 from terrazzo.models.config import ModelConfig

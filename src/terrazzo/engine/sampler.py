@@ -24,7 +24,7 @@ from terrazzo.engine.request import SamplingParams, TokenLogprob
 from terrazzo.errors import CheckpointError
 
 _MASK: Final = (1 << 64) - 1
-_NARROW: Final = 1024
+_NARROW: Final = 256
 """Likeliest tokens looked at first; whole vocabularies are sorted only for flat distributions."""
 
 
@@ -127,18 +127,21 @@ def keep_likely(scaled_RV: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     if all(each == (0, 1.0, 0.0) for each in filters):
         return scaled_RV
     vocabulary = scaled_RV.shape[1]
-    thresholds_R1, is_certain = _thresholds(scaled_RV, filters, min(_NARROW, vocabulary))
-    if not is_certain:
-        thresholds_R1, _ = _thresholds(scaled_RV, filters, vocabulary)
+    thresholds_R1, certain_R = _thresholds(scaled_RV, filters, min(_NARROW, vocabulary))
+    flat = (~certain_R).nonzero()[:, 0].tolist()
+    if flat:
+        thresholds_R1[flat], _ = _thresholds(
+            scaled_RV[flat], [filters[index] for index in flat], vocabulary
+        )
     return scaled_RV.masked_fill(scaled_RV < thresholds_R1, -math.inf)
 
 
 def _thresholds(
     scaled_RV: Tensor, filters: Sequence[tuple[int, float, float]], width: int
-) -> tuple[Tensor, bool]:
+) -> tuple[Tensor, Tensor]:
     """The smallest logit each row keeps [R, 1], judged by its `width` likeliest tokens.
 
-    False: some row keeps all of these, so it may keep more.
+    The second, bool [R], is false for a row that keeps all of these, so it may keep more.
     """
     vocabulary = scaled_RV.shape[1]
     k_R1 = torch.tensor([[min(k or vocabulary, vocabulary)] for k, _, _ in filters])
@@ -156,8 +159,8 @@ def _thresholds(
     likelier_RW = mass_RW.cumsum(dim=-1) - mass_RW
     near_RW = wide_RW - wide_RW[:, :1] >= floor_R1
     kept_R1 = (in_k_RW & (likelier_RW < p_R1) & near_RW).sum(dim=-1, keepdim=True)
-    is_certain = width == vocabulary or bool(((kept_R1 < width) | (k_R1 <= width)).all())
-    return top_RW.gather(1, kept_R1 - 1), is_certain
+    certain_R1 = (kept_R1 < width) | (k_R1 <= width)
+    return top_RW.gather(1, kept_R1 - 1), certain_R1[:, 0]
 
 
 def token_logprobs(
