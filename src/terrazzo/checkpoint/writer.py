@@ -7,7 +7,8 @@
         writer.commit(Description(...))
 
 Everything goes into a hidden folder beside `out`; leaving the block without `commit` removes it, so
-under the final name there is a whole checkpoint or nothing. At most one shard is held in memory.
+under the final name there is a whole checkpoint or nothing. At most one shard is held in memory,
+as a copy: what the caller does to a tensor afterwards does not matter.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from terrazzo.errors import ConfigError
 from terrazzo.packing import QuantTensor, encode_qweight, encode_zeros, is_planar, unpack
 from terrazzo.spec import Format, Name
 
-DEFAULT_SHARD_BYTES = 4 << 30
+DEFAULT_SHARD_BYTES = 1 << 30
+"""Writing a shard takes twice its size in memory: the tensors and their bytes on the way out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class CheckpointWriter:
         self._format = checkpoint_format
         self._shard_bytes = shard_bytes
         self._shards: list[_Shard] = []
+        self._names: set[str] = set()
         self._pending: dict[str, Tensor] = {}
         self._pending_bytes = 0
 
@@ -82,10 +85,11 @@ class CheckpointWriter:
 
     def add_tensor(self, name: str, tensor: Tensor) -> None:
         """Any dtype and shape; kept as it is."""
-        assert name not in self._pending, f"{name} was added before"
+        assert name not in self._names, f"{name} was added before"
+        self._names.add(name)
         if self._pending and self._pending_bytes + tensor.nbytes > self._shard_bytes:
             self._close_shard()
-        self._pending[name] = tensor.contiguous()
+        self._pending[name] = tensor.clone(memory_format=torch.contiguous_format)
         self._pending_bytes += tensor.nbytes
 
     def add_quantized(self, module: Name, weight: QuantTensor) -> None:

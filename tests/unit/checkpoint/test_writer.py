@@ -155,3 +155,16 @@ def test_files_go_along(tmp_path: Path) -> None:
         writer.copy_file(tmp_path / "tokenizer.json")
         writer.commit(Description({}, rules, resolve(rules, [])))
     assert (tmp_path / "model" / "tokenizer.json").read_text() == "{}"
+
+
+def test_tensors_may_share_memory_and_change_afterwards(tmp_path: Path) -> None:
+    rules = RuleSet()
+    shared = torch.zeros(3)
+    with CheckpointWriter(tmp_path / "model", Format.GPTQ) as writer:
+        writer.add_tensor("a.weight", shared)
+        writer.add_tensor("b.weight", shared)
+        shared.fill_(7)
+        writer.commit(Description({}, rules, resolve(rules, [])))
+    checkpoint = Checkpoint(tmp_path / "model")
+    assert torch.equal(checkpoint.tensor("a.weight"), torch.zeros(3))
+    assert torch.equal(checkpoint.tensor("b.weight"), torch.zeros(3))
