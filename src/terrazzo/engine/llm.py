@@ -183,12 +183,13 @@ class LLM:
         return Request(f"llm-{next(self._request_numbers)}", token_ids, params)
 
     def _vocabulary(self) -> Vocabulary:
+        """EOS ids that the model has no logits for can never come and are left out."""
         size = self.model_config.vocab_size
+        eos: frozenset[int] = self._defaults.eos_token_ids
+        decode: Decode = no_text
         if (self.folder / "tokenizer.json").is_file():
-            tokenizer = self.tokenizer
-            eos, decode = tokenizer.eos_token_ids, tokenizer.decode
-            return Vocabulary(size, frozenset(each for each in eos if each < size), decode)
-        return Vocabulary(size, self._defaults.eos_token_ids, no_text)
+            eos, decode = self.tokenizer.eos_token_ids, self.tokenizer.decode
+        return Vocabulary(size, frozenset(each for each in eos if each < size), decode)
 
 
 def _as_list(prompts: Prompt | Sequence[str] | Sequence[Sequence[int]]) -> list[Prompt]:
