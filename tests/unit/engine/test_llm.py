@@ -35,7 +35,8 @@ def speaking(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     for name in ("config.json", "model.safetensors", "quantize_config.json"):
         shutil.copy(GOLDEN / name, folder)
     write_tokenizer(folder, vocab_size=256)
-    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_k": 9}))
+    recommended = {"temperature": 0.6, "top_k": 9, "eos_token_id": [3, 999]}
+    (folder / "generation_config.json").write_text(json.dumps(recommended))
     return LLM(folder, CONFIG)
 
 
@@ -108,6 +109,12 @@ def test_text_is_what_the_tokens_decode_to(speaking: LLM) -> None:
 def test_recommended_parameters_are_the_default(speaking: LLM) -> None:
     params = speaking.default_params(max_tokens=7)
     assert (params.temperature, params.top_k, params.max_tokens) == (0.6, 9, 7)
+
+
+def test_eos_ids_of_all_files_count_unless_the_model_lacks_them(speaking: LLM) -> None:
+    assert speaking.engine.vocabulary.eos_token_ids == {1, 2, 3}
+    (completion,) = speaking.generate("stones", SamplingParams(min_tokens=3, max_tokens=3))
+    assert not {1, 2, 3} & set(completion.token_ids)
 
 
 def test_chat_prompts_with_the_template(speaking: LLM) -> None:
