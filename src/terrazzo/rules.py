@@ -114,10 +114,19 @@ class NoConfig:
         return "no quantization config"
 
 
+@dataclass(frozen=True, slots=True)
+class OutOfReach:
+    """A router, tower or projector: quantizers leave it dense before they look at rules."""
+
+    def __str__(self) -> str:
+        return "left dense by quantizers"
+
+
 BASE = Base()
 HEAD_SWITCH = HeadSwitch()
 NO_CONFIG = NoConfig()
-Decider = Rule | Base | HeadSwitch | NoConfig
+OUT_OF_REACH = OutOfReach()
+Decider = Rule | Base | HeadSwitch | NoConfig | OutOfReach
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from terrazzo.checkpoint.json_files import read_json
 from terrazzo.checkpoint.names import QWEIGHT, is_quantizable, linear_names
 from terrazzo.errors import ConfigError, MissingFileError, TensorError
 from terrazzo.packing import QuantTensor, dequantize
-from terrazzo.rules import NO_CONFIG, Plan, Resolution
+from terrazzo.rules import NO_CONFIG, OUT_OF_REACH, Plan, Resolution
 from terrazzo.spec import DENSE, Name, QuantSpec
 
 
@@ -110,7 +110,7 @@ class Checkpoint:
         said = self.rules.resolve_name(module)
         if self._linears[module] == QWEIGHT or is_quantizable(module):
             return said
-        return said if said.spec == DENSE else Resolution(module, DENSE, NO_CONFIG)
+        return said if said.spec == DENSE else Resolution(module, DENSE, OUT_OF_REACH)
 
     def _held(self, module: Name) -> Resolution:
         """What a module is, with what should have decided it."""
