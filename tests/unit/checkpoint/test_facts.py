@@ -31,7 +31,7 @@ from terrazzo.errors import (
     UnsupportedError,
 )
 from terrazzo.packing import V1_WORD_INCREMENT, sequential_groups
-from terrazzo.rules import NO_CONFIG
+from terrazzo.rules import NO_CONFIG, OUT_OF_REACH
 from terrazzo.spec import DENSE, Format, QuantSpec
 
 SYM3 = QuantSpec(3, 32)
@@ -233,6 +233,7 @@ def test_linears_that_tools_leave_dense_are_no_conflict(tmp_path: Path, name: st
     checkpoint = Checkpoint(dense_folder(tmp_path, name))
     assert checkpoint.conflicts == ()
     assert checkpoint.plan[name].spec == DENSE
+    assert checkpoint.plan[name].decided_by == OUT_OF_REACH
 
 
 def test_embeddings_and_norms_are_no_linears(tmp_path: Path) -> None:
