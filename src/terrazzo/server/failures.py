@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from terrazzo.errors import TerrazzoError
 from terrazzo.server.answers import ErrorBody, ErrorDetail
-from terrazzo.server.protocol import BodyError
+from terrazzo.server.protocol import GENERATION_FIELDS, BodyError
 from terrazzo.server.worker import EngineStoppedError, QueueFullError
 
 RETRY_SECONDS: Final = 1
@@ -49,7 +49,7 @@ class Failure:
             return cls(error.status_code, detail, error.headers or {})
         for kind, (status, name, code) in _KINDS.items():
             if isinstance(error, kind):
-                param = error.param if isinstance(error, BodyError) else ""
+                param = error.param if isinstance(error, BodyError) else _field_at_fault(error)
                 headers = {"Retry-After": str(RETRY_SECONDS)} if status == 429 else {}
                 return cls(status, _detail(f"{error}", name, param, code), headers)
         return cls(500, _detail("internal error; the server's log says more", "server_error"))
@@ -75,6 +75,12 @@ async def answer_failure(http: Request, error: Exception) -> Response:
 
 
 HANDLED: Final = dict.fromkeys((*_KINDS, HTTPException, Exception), answer_failure)
+
+
+def _field_at_fault(error: Exception) -> str:
+    """The engine's messages begin with the field, where one is at fault."""
+    first = str(error).partition(" ")[0]
+    return first if first in GENERATION_FIELDS else ""
 
 
 def _detail(message: str, kind: str, param: str = "", code: str = "") -> ErrorBody:

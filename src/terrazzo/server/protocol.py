@@ -134,6 +134,9 @@ class DetokenizeBody(Body, kw_only=True):
     tokens: list[int]
 
 
+GENERATION_FIELDS: Final = frozenset(
+    field.name for kind in (ChatBody, CompletionBody) for field in msgspec.structs.fields(kind)
+)
 Conversation: TypeAlias = ChatBody | TokenizeChat
 AnyBody = TypeVar("AnyBody", bound=Body)
 

@@ -117,6 +117,7 @@ async def with_keep_alive(events: Events, seconds: float) -> Events:
                     yield KEEP_ALIVE
             finally:
                 pending.cancel()
+                await asyncio.wait({pending})
             if pending.result() == _END:
                 return
             yield pending.result()

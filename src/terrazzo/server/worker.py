@@ -111,6 +111,12 @@ class Worker:
     def is_healthy(self) -> bool:
         return self._life is Life.RUNNING
 
+    @property
+    def num_requests(self) -> int:
+        """Requests in flight."""
+        with self._wake:
+            return self._count()
+
     async def submit(self, requests: tuple[Request, ...]) -> Job:
         """Start a job once the engine has accepted all of it; the caller must `release` it.
 
@@ -156,12 +162,15 @@ class Worker:
                 f"prompt holds {num_new} prompts, but the server takes {self.max_requests} at "
                 "once; send fewer"
             )
-        in_flight = sum(len(job.requests) for job in self._open)
+        in_flight = self._count()
         if in_flight + num_new > self.max_requests:
             raise QueueFullError(
                 f"{in_flight} requests are in flight and the server takes {self.max_requests}; "
                 "try again later"
             )
+
+    def _count(self) -> int:
+        return sum(len(job.requests) for job in self._open)
 
     def _run(self) -> None:
         while True:
