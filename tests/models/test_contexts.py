@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from helpers.tiny_models import SIZES, save_tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers.tiny_models import SIZES, save_tiny_model
 from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.models.decoder import Decoder
 from terrazzo.models.loader import load

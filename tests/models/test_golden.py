@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors import safe_open
 
 from terrazzo.checkpoint.checkpoint import Checkpoint

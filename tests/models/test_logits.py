@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.tiny_models import SIZES, save_tiny_model
 
+from helpers.tiny_models import SIZES, save_tiny_model
 from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.models.loader import load
 from terrazzo.nn.attention import CausalContext

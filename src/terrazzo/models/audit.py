@@ -23,7 +23,7 @@ from terrazzo.models.parameters import (
     parameters,
 )
 from terrazzo.rules import LM_HEAD
-from terrazzo.spec import QuantSpec, packed_shapes
+from terrazzo.spec import WORD_BITS, QuantSpec, words_for
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PROBLEMS_SHOWN = 20
@@ -89,19 +89,23 @@ def _wanted(checkpoint: Checkpoint, config: ModelConfig) -> tuple[Parameter, ...
 def _tensors_of(
     checkpoint: Checkpoint, parameter: Parameter
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the tensors that hold `parameter`; `in_features` is config.json's."""
+    """Names and shapes of the tensors that hold `parameter`; `in_features` is config.json's, the
+    number of groups is the file's, because only it knows how act-order divided the inputs.
+    """
     resolution = checkpoint.plan.get(parameter.name)
     spec = resolution.spec if resolution is not None else None
     if parameter.kind is not ParameterKind.LINEAR or not isinstance(spec, QuantSpec):
         yield parameter.tensor, parameter.shape
         return
     out_features, in_features = parameter.shape
-    shapes = packed_shapes(spec, out_features, in_features)
-    yield f"{parameter.name}.qweight", shapes.qweight
-    yield f"{parameter.name}.qzeros", shapes.qzeros
-    yield f"{parameter.name}.scales", shapes.scales
-    if f"{parameter.name}.g_idx" in checkpoint.tensor_names:
-        yield f"{parameter.name}.g_idx", shapes.g_idx
+    groups, _ = checkpoint.shape(f"{parameter.name}.scales")
+    yield f"{parameter.name}.qweight", (words_for(in_features, spec.bits), out_features)
+    yield f"{parameter.name}.qzeros", (groups, words_for(out_features, spec.bits))
+    yield f"{parameter.name}.scales", (groups, out_features)
+    # Without g_idx the words alone tell the number of inputs, so they must all be full.
+    has_order = f"{parameter.name}.g_idx" in checkpoint.tensor_names
+    if has_order or in_features * spec.bits % WORD_BITS != 0:
+        yield f"{parameter.name}.g_idx", (in_features,)
 
 
 def _unfilled(checkpoint: Checkpoint, expected: dict[str, tuple[int, ...]]) -> Iterator[str]:

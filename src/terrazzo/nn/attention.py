@@ -2,24 +2,31 @@
 
 A forward pass works on T tokens without a batch dimension; an `AttentionContext` says which of them
 belong together, at which positions they stand and where their keys and values live.
-
-Grouped heads are never copied: the G query heads that share a key head are a dimension of their
-own, [kv_heads, G, L, head_dim], over which the keys are expanded with stride zero; a single query
-has no order among its heads, so there G takes the place of L.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
+from terrazzo.nn.grouped import causal_look, grouped_attention
+from terrazzo.nn.reading import SequenceSpan, plan_reads
 from terrazzo.nn.rope import Rotation
+
+__all__ = [
+    "Attention",
+    "AttentionContext",
+    "CausalContext",
+    "HeadStep",
+    "KVPool",
+    "PagedContext",
+    "Pass",
+    "SequenceSpan",
+]
 
 
 class AttentionContext(Protocol):
@@ -99,10 +106,10 @@ class CausalContext:
         self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float
     ) -> Tensor:
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
-        look = _causal_look(self._length, self._length)
+        look = causal_look(self._length, self._length)
         for start in range(0, q_THD.shape[0], self._length):
             rows = slice(start, start + self._length)
-            out_THD[rows] = _grouped(look, q_THD[rows], k_TKD[rows], v_TKD[rows], scale)
+            out_THD[rows] = grouped_attention(look, q_THD[rows], k_TKD[rows], v_TKD[rows], scale)
         return out_THD
 
 
@@ -148,21 +155,6 @@ class KVPool:
             pages.flatten(0, 1).index_copy_(0, slots_T, new_TKD.to(pages.dtype))
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceSpan:
-    """The tokens of one sequence in a forward pass.
-
-    query_start, query_len: its rows among the T tokens. kv_len: tokens it has once these are
-    stored. block_table: int64 [pages], the pages of the sequence in order, at least enough for
-    kv_len tokens.
-    """
-
-    query_start: int
-    query_len: int
-    kv_len: int
-    block_table: Tensor
-
-
 class PagedContext:
     """Sequences of any length whose keys and values live in a `KVPool`.
 
@@ -182,7 +174,7 @@ class PagedContext:
         self._pool = pool
         self._positions = positions
         self._slot_mapping = slot_mapping
-        self._reads = tuple(_Read.of(span, pool.page_size) for span in sequences)
+        self._reads = plan_reads(sequences, pool.page_size)
 
     @property
     def positions(self) -> Tensor:
@@ -193,70 +185,7 @@ class PagedContext:
     ) -> Tensor:
         self._pool.store(layer, self._slot_mapping, k_TKD, v_TKD)
         keys, values = self._pool.keys[layer], self._pool.values[layer]
-        if len(self._reads) == 1:
-            return self._reads[0](q_THD, keys, values, scale)
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
         for read in self._reads:
             out_THD[read.rows] = read(q_THD[read.rows], keys, values, scale)
         return out_THD
-
-
-Look: TypeAlias = Callable[..., Tensor]
-"""Scaled dot product attention with its mask already given."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """How one sequence reads its keys and values; prepared once, used by every layer.
-
-    rows: its queries among the T tokens. pages: the pages that hold its tokens, a slice when they
-    stand side by side, so that nothing is copied.
-    """
-
-    rows: slice
-    pages: slice | Tensor
-    kv_len: int
-    look: Look
-
-    @classmethod
-    def of(cls, span: SequenceSpan, page_size: int) -> _Read:
-        pages = span.block_table[: -(-span.kv_len // page_size)]
-        first, count = int(pages[0]), pages.shape[0]
-        side_by_side = pages.tolist() == list(range(first, first + count))
-        return cls(
-            slice(span.query_start, span.query_start + span.query_len),
-            slice(first, first + count) if side_by_side else pages,
-            span.kv_len,
-            _causal_look(span.query_len, span.kv_len),
-        )
-
-    def __call__(self, q_LHD: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        k_SKD = keys[self.pages].flatten(0, 1)[: self.kv_len].to(q_LHD.dtype)
-        v_SKD = values[self.pages].flatten(0, 1)[: self.kv_len].to(q_LHD.dtype)
-        return _grouped(self.look, q_LHD, k_SKD, v_SKD, scale)
-
-
-def _causal_look(query_len: int, kv_len: int) -> Look:
-    """The last `query_len` of `kv_len` tokens see themselves and everything before."""
-    if query_len == 1:
-        return scaled_dot_product_attention
-    if query_len == kv_len:
-        return partial(scaled_dot_product_attention, is_causal=True)
-    visible_LS = torch.ones(query_len, kv_len, dtype=torch.bool).tril(kv_len - query_len)
-    return partial(scaled_dot_product_attention, attn_mask=visible_LS)
-
-
-def _grouped(look: Look, q_LHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, scale: float) -> Tensor:
-    """[L, H, D] over [S, K, D] -> [L, H, D]."""
-    queries, heads, width = q_LHD.shape
-    length, kv_heads, _ = k_SKD.shape
-    group = heads // kv_heads
-    q_LKGD = q_LHD.view(queries, kv_heads, group, width)
-    k_KSD, v_KSD = k_SKD.transpose(0, 1), v_SKD.transpose(0, 1)
-    if queries == 1:
-        out_1KGD = look(q_LKGD, k_KSD.unsqueeze(0), v_KSD.unsqueeze(0), scale=scale)
-        return out_1KGD.reshape(1, heads, width)
-    shape = (kv_heads, group, length, width)
-    k_KGSD, v_KGSD = k_KSD.unsqueeze(1).expand(shape), v_KSD.unsqueeze(1).expand(shape)
-    out_KGLD = look(q_LKGD.permute(1, 2, 0, 3), k_KGSD, v_KGSD, scale=scale)
-    return out_KGLD.permute(2, 0, 1, 3).reshape(queries, heads, width)

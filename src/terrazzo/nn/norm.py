@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +19,14 @@ class RMSNorm:
     eps: float
 
     def __call__(self, x_TH: Tensor) -> Tensor:
-        """float32 [..., H] -> float32 [..., H]."""
-        return functional.rms_norm(x_TH, self.weight.shape, self.weight, self.eps)
+        """float32 [..., H] -> a fresh tensor of the same shape."""
+        return _normalized(x_TH, self.eps).mul_(self.weight)
+
+
+def _normalized(x_TH: Tensor, eps: float) -> Tensor:
+    """Its own steps rather than torch's rms_norm: as fast on one row, twice as fast on many."""
+    inverse_T1 = x_TH.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return x_TH * inverse_T1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,7 @@ class HeadNorm:
 
     def __call__(self, heads_TND: Tensor) -> Tensor:
         """float32 [T, heads, head_dim] -> a fresh tensor of the same shape."""
-        normal = functional.rms_norm(heads_TND, heads_TND.shape[-1:], eps=self.eps)
-        return normal.mul_(self.weight_ND)
+        return _normalized(heads_TND, self.eps).mul_(self.weight_ND)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,34 @@ def test_layers_and_sequences_of_a_pool_stay_apart() -> None:
         assert torch.equal(pool.values[layer].flatten(0, 1)[slots], v)
 
 
+@pytest.mark.parametrize("lengths", [(9,), (4, 5, 7, 6), (1, 9, 16, 2, 3), (8, 8)])
+def test_decoding_together_equals_decoding_alone(lengths: tuple[int, ...]) -> None:
+    pages_each, page_size = 4, 4
+    pool = KVPool.allocate(1, len(lengths) * pages_each, page_size, 2, 8)
+    for pages in (*pool.keys, *pool.values):
+        pages.fill_(torch.nan)
+    tables = torch.randperm(pool.num_pages).view(len(lengths), pages_each)
+    histories, slots = [], []
+    for length, table in zip(lengths, tables, strict=True):
+        tokens = torch.arange(length)
+        slot = table[tokens // page_size] * page_size + tokens % page_size
+        k, v = (torch.randn(length, 2, 8) for _ in range(2))
+        pool.store(0, slot[:-1], k[:-1], v[:-1])
+        histories.append((k, v))
+        slots.append(slot[-1])
+    spans = [
+        SequenceSpan(row, 1, length, table[: -(-length // page_size)])
+        for row, (length, table) in enumerate(zip(lengths, tables, strict=True))
+    ]
+    q = torch.randn(len(lengths), 6, 8)
+    new_k, new_v = (torch.stack([pair[side][-1] for pair in histories]) for side in (0, 1))
+    positions = torch.tensor(lengths) - 1
+    context = PagedContext(pool, positions, torch.stack(slots), spans)
+    actual = context.attend(0, q, new_k, new_v, 0.3)
+    for row, (k, v) in enumerate(histories):
+        close(actual[row : row + 1], by_definition(q[row : row + 1], k, v, 0.3))
+
+
 def test_a_pool_of_half_precision_rounds_what_it_stores() -> None:
     pool = KVPool.allocate(1, 1, 4, 1, 8, dtype=torch.float16)
     q, k, v = (torch.randn(3, 1, 8) for _ in range(3))
