@@ -28,7 +28,7 @@ def draw_problem(seed: int, out_features: int, in_features: int) -> tuple[Tensor
     return weight_NK, x_TK.T @ x_TK / 32
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(spec=specs, seed=st.integers(0, 999), rows=st.integers(1, 9), inputs=st.integers(1, 40))
 def test_what_is_packed_is_what_was_quantized(
     spec: QuantSpec, seed: int, rows: int, inputs: int
@@ -45,7 +45,7 @@ def test_what_is_packed_is_what_was_quantized(
     assert int(counts.min()) >= 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(spec=specs, seed=st.integers(0, 999), rows=st.integers(1, 9), inputs=st.integers(1, 40))
 def test_output_channels_do_not_know_each_other(
     spec: QuantSpec, seed: int, rows: int, inputs: int
@@ -58,7 +58,7 @@ def test_output_channels_do_not_know_each_other(
     assert torch.equal(whole.scales_GN[:, -1:], alone.scales_GN)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(spec=specs, seed=st.integers(0, 999), inputs=st.integers(1, 40))
 def test_independent_inputs_make_gptq_round_to_nearest(
     spec: QuantSpec, seed: int, inputs: int

@@ -14,9 +14,9 @@ from terrazzo.kernels.base import DenseTensor
 from terrazzo.nn.weights import LinearWeight
 from terrazzo.quantization.capture import measure_hessian
 from terrazzo.quantization.curvature import Curvature, measure_curvature
-from terrazzo.quantization.gptq import GptqOptions, nearest, sweep
-from terrazzo.quantization.grid import ScaleSearch
+from terrazzo.quantization.gptq import nearest, sweep
 from terrazzo.quantization.job import Job
+from terrazzo.quantization.options import GptqOptions, ScaleSearch
 from terrazzo.quantization.progress import Progress
 from terrazzo.quantization.report import ModuleReport
 from terrazzo.quantization.work import hessian_work, module_work

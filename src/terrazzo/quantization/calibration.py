@@ -20,52 +20,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from terrazzo.errors import ConfigError, MissingFileError, QuantizationError
+from terrazzo.quantization.options import BuiltinText, CalibrationOptions
 
 TEXT_FOLDER = "calibration_text"
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltinText:
-    """The text that ships with the package."""
-
-    def __str__(self) -> str:
-        return "builtin"
-
-
-BUILTIN = BuiltinText()
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationOptions:
-    """Which text, and how much of it.
-
-    source: BUILTIN, a `.txt` file, or a `.jsonl` file whose lines are objects with a `text` or with
-    `messages`. num_tokens: rounded up to whole sequences. seed: chooses the sequences.
-    """
-
-    source: Path | BuiltinText = BUILTIN
-    num_tokens: int = 16384
-    sequence_length: int = 512
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("num_tokens", 1), ("sequence_length", 2), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"calibration {name} is {getattr(self, name)}; legal is {least} or more"
-                )
-
-    @property
-    def source_name(self) -> str:
-        """Without the folder, which says nothing about the text."""
-        return self.source.name if isinstance(self.source, Path) else str(self.source)
-
-    @property
-    def num_sequences(self) -> int:
-        return -(-self.num_tokens // self.sequence_length)
-
-
-DEFAULT_CALIBRATION = CalibrationOptions()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,38 +26,14 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from terrazzo.errors import ConfigError
 from terrazzo.packing import QuantTensor, pack, sequential_groups
 from terrazzo.quantization.curvature import Curvature, measure_curvature, refuse_not_finite
-from terrazzo.quantization.grid import Grid, ScaleSearch, fit_grid, round_to_codes
+from terrazzo.quantization.grid import Grid, fit_grid, round_to_codes
+from terrazzo.quantization.options import DEFAULT_GPTQ, GptqOptions, ScaleSearch
 from terrazzo.spec import QuantSpec
 
 OUTPUTS_AT_ONCE = 4096
 """Output channels are independent; taken in portions, a wide head costs little memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class GptqOptions:
-    """Knobs of the sweep that are not in the bytes' description.
-
-    damp: part of the mean of `diag(H)` added to the diagonal. search: how grids are chosen.
-    block_size: columns per matrix product; it changes speed, and codes only by rounding.
-    """
-
-    damp: float = 0.01
-    search: ScaleSearch = ScaleSearch.HESSIAN
-    block_size: int = 128
-
-    def __post_init__(self) -> None:
-        if not 0 < self.damp < 1:
-            raise ConfigError(
-                f"damp is {self.damp}; legal is a number between 0 and 1, usually 0.01"
-            )
-        if self.block_size < 1:
-            raise ConfigError(f"block_size is {self.block_size}; legal is a positive number")
-
-
-DEFAULT_OPTIONS = GptqOptions()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +63,7 @@ def gptq(
     weight_NK: Tensor,
     hessian_KK: Tensor,
     spec: QuantSpec,
-    options: GptqOptions = DEFAULT_OPTIONS,
+    options: GptqOptions = DEFAULT_GPTQ,
 ) -> Quantized:
     """Quantize one weight for the inputs that `hessian_KK` describes.
 
@@ -102,7 +78,7 @@ def round_to_nearest(
     weight_NK: Tensor,
     hessian_KK: Tensor,
     spec: QuantSpec,
-    options: GptqOptions = DEFAULT_OPTIONS,
+    options: GptqOptions = DEFAULT_GPTQ,
 ) -> Quantized:
     """`gptq` without the sweep; the Hessian weighs the scale search and the loss."""
     return nearest(weight_NK, measure_curvature(hessian_KK, options.damp), spec, options)
@@ -112,7 +88,7 @@ def sweep(
     weight_NK: Tensor,
     curvature: Curvature,
     spec: QuantSpec,
-    options: GptqOptions = DEFAULT_OPTIONS,
+    options: GptqOptions = DEFAULT_GPTQ,
 ) -> Quantized:
     """`gptq` with a Hessian already factorized."""
     return _quantize(weight_NK, curvature, spec, options, _sweep_codes)
@@ -122,7 +98,7 @@ def nearest(
     weight_NK: Tensor,
     curvature: Curvature,
     spec: QuantSpec,
-    options: GptqOptions = DEFAULT_OPTIONS,
+    options: GptqOptions = DEFAULT_GPTQ,
 ) -> Quantized:
     """`round_to_nearest` with a Hessian already factorized."""
     return _quantize(weight_NK, curvature, spec, options, _nearest_codes)

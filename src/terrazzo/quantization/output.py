@@ -11,9 +11,9 @@ import torch
 
 from terrazzo.checkpoint.description import Description
 from terrazzo.checkpoint.writer import CheckpointWriter
-from terrazzo.quantization.calibration import Calibration, CalibrationOptions
-from terrazzo.quantization.gptq import GptqOptions
+from terrazzo.quantization.calibration import Calibration
 from terrazzo.quantization.job import Job
+from terrazzo.quantization.options import CalibrationOptions, GptqOptions
 from terrazzo.quantization.report import ModuleReport
 
 REWRITTEN_FILES = frozenset({"config.json", "quantize_config.json", "terrazzo.json", "README.md"})

@@ -30,14 +30,14 @@ from terrazzo.nn.norm import RMSNorm
 from terrazzo.nn.weights import LinearWeight
 from terrazzo.packing import dequantize
 from terrazzo.quantization.bench import Bench
-from terrazzo.quantization.calibration import (
-    DEFAULT_CALIBRATION,
-    Calibration,
-    CalibrationOptions,
-    load_calibration,
-)
-from terrazzo.quantization.gptq import DEFAULT_OPTIONS, GptqOptions
+from terrazzo.quantization.calibration import Calibration, load_calibration
 from terrazzo.quantization.job import Job, open_job
+from terrazzo.quantization.options import (
+    DEFAULT_CALIBRATION,
+    DEFAULT_GPTQ,
+    CalibrationOptions,
+    GptqOptions,
+)
 from terrazzo.quantization.output import companion_files, copy_dense_tensors, describe
 from terrazzo.quantization.progress import SILENT, Progress
 from terrazzo.quantization.report import QuantizationReport
@@ -55,7 +55,7 @@ def quantize(
     *,
     rules: RuleSet,
     calibration: CalibrationOptions = DEFAULT_CALIBRATION,
-    options: GptqOptions = DEFAULT_OPTIONS,
+    options: GptqOptions = DEFAULT_GPTQ,
     checkpoint_format: Format = Format.GPTQ,
     progress: Progress = SILENT,
 ) -> QuantizationReport:
@@ -77,7 +77,7 @@ def run_job(
     out: str | Path,
     *,
     calibration: CalibrationOptions = DEFAULT_CALIBRATION,
-    options: GptqOptions = DEFAULT_OPTIONS,
+    options: GptqOptions = DEFAULT_GPTQ,
     progress: Progress = SILENT,
 ) -> QuantizationReport:
     """`quantize` for a job whose plan and remarks the caller has seen."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
+from terrazzo.rules import layer_relative
 from terrazzo.spec import Name, QuantSpec
 
 
@@ -36,3 +38,35 @@ class QuantizationReport:
     calibration_tokens: int
     calibration_sha256: str
     seconds: float
+
+    def kinds(self) -> tuple[KindReport, ...]:
+        """One line per kind of module, such as all `mlp.down_proj`, in order of appearance."""
+        grouped: dict[Name, list[ModuleReport]] = {}
+        for module in self.modules:
+            grouped.setdefault(layer_relative(module.name), []).append(module)
+        return tuple(KindReport(kind, tuple(modules)) for kind, modules in grouped.items())
+
+
+@dataclass(frozen=True, slots=True)
+class KindReport:
+    """The modules of one layer-relative name over all layers; at least one."""
+
+    kind: Name
+    modules: tuple[ModuleReport, ...]
+
+    @property
+    def specs(self) -> tuple[QuantSpec, ...]:
+        """Each that occurs, in order of appearance."""
+        return tuple(dict.fromkeys(module.spec for module in self.modules))
+
+    @property
+    def median_loss(self) -> float:
+        return median(module.loss for module in self.modules)
+
+    @property
+    def median_rtn_loss(self) -> float:
+        return median(module.rtn_loss for module in self.modules)
+
+    @property
+    def worst(self) -> ModuleReport:
+        return max(self.modules, key=lambda module: module.loss)

@@ -11,8 +11,8 @@ from torch import Tensor
 from terrazzo.errors import ConfigError, QuantizationError
 from terrazzo.packing import dequantize, sequential_groups
 from terrazzo.quantization.curvature import measure_curvature
-from terrazzo.quantization.gptq import GptqOptions, Quantized, gptq, round_to_nearest
-from terrazzo.quantization.grid import ScaleSearch
+from terrazzo.quantization.gptq import Quantized, gptq, round_to_nearest
+from terrazzo.quantization.options import GptqOptions, ScaleSearch
 from terrazzo.spec import PER_CHANNEL, QuantSpec
 
 SPECS = [

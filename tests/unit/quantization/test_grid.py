@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from terrazzo.quantization.grid import Grid, ScaleSearch, fit_grid, round_to_codes
+from terrazzo.quantization.grid import Grid, fit_grid, round_to_codes
+from terrazzo.quantization.options import ScaleSearch
 from terrazzo.spec import PER_CHANNEL, QuantSpec
 
 
