@@ -117,4 +117,5 @@ class Witness:
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """float32 [T, vocabulary]."""
         with torch.inference_mode():
-            return self.model(torch.tensor([token_ids])).logits[0]
+            logits: Tensor = self.model(torch.tensor([token_ids])).logits[0]
+        return logits

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from helpers.witness import Witness, quantize_with_gptqmodel
 from terrazzo import LLM, Checkpoint, QuantSpec, RuleSet, quantize
 from terrazzo.engine.tokenizer import Tokenizer
-from terrazzo.quantization.calibration import CalibrationOptions
+from terrazzo.quantization.options import CalibrationOptions
 
 FOLDER = os.environ.get("TERRAZZO_SMOLLM2", "")
 pytestmark = [

@@ -12,7 +12,7 @@ import torch
 
 from helpers.witness import CALIBRATION, TOKENS, Witness, write_tiny_model
 from terrazzo import LLM, Checkpoint, QuantSpec, RuleSet, quantize
-from terrazzo.quantization.calibration import CalibrationOptions
+from terrazzo.quantization.options import CalibrationOptions
 from terrazzo.spec import Format
 
 LOGIT_TOLERANCE = 1e-4
