@@ -11,6 +11,7 @@ from helpers.tiny_llama import write_text, write_tiny_llama
 from terrazzo import cli
 from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.cli.quantize import FromRules, Head, with_options
+from terrazzo.cli.quantize_progress import Bar
 from terrazzo.rules import RuleSet
 from terrazzo.spec import DENSE, QuantSpec
 
@@ -35,7 +36,8 @@ def test_a_run_prints_plan_losses_sizes_and_the_next_step(
     rules = model.parent / "rules.json"
     rules.write_text(json.dumps(RULES))
     assert cli.run(arguments(model, "--rules", str(rules), "--bits", "8", "--no-sym")) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert [line.split()[-1] for line in err.splitlines()] == ["model.layers.0", "model.layers.1"]
     assert "LlamaForCausalLM, 2 layers, 15 linears; writing format gptq" in out
     assert "11 x 8-bit g32 asym  base config" in out
     assert "3 x dense           -:.*\\.1\\.mlp" in out
@@ -77,3 +79,13 @@ def test_only_given_options_change_the_rules() -> None:
     assert changed.base == QuantSpec(4, 64, sym=False, desc_act=True)
     assert changed.rules == rules.rules
     assert not changed.lm_head
+
+
+def test_the_bar_tells_what_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bar() as bar:
+        bar.begin(8.0)
+        bar.doing("model.layers.0.mlp.up_proj")
+        bar.advance(2.0)
+    err = capsys.readouterr().err
+    assert "25.0%" in err
+    assert "model.layers.0.mlp.up_proj" in err

@@ -93,7 +93,7 @@ def quantize_command(
     dry_run
         Print the plan and stop.
     """
-    from terrazzo.cli.quantize_progress import Bar
+    from terrazzo.cli.quantize_progress import shown
     from terrazzo.quantization.job import open_job
     from terrazzo.quantization.pipeline import run_job
 
@@ -105,8 +105,8 @@ def quantize_command(
     print("\n".join(plan_lines(job)), flush=True)
     if dry_run:
         return
-    with Bar() as bar:
-        report = run_job(job, out, calibration=text, options=options, progress=bar)
+    with shown() as progress:
+        report = run_job(job, out, calibration=text, options=options, progress=progress)
     print("\n".join(report_lines(job, report)), flush=True)
 
 

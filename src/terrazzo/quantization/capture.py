@@ -10,16 +10,22 @@ from torch import Tensor
 CHUNK_TOKENS = 4096
 """Tokens per float32 matrix product; sums of many more lose digits that the factor needs."""
 
+PANEL = 256
+"""Rows of the Hessian per product; of each panel only the part up to the diagonal is computed."""
+
 
 def measure_hessian(inputs_TK: Sequence[Tensor]) -> Tensor:
-    """`2 / T * X^T X` over all rows of all inputs -> float64 [K, K].
+    """`2 / T * X^T X` over all rows of all inputs -> float64 [K, K], exactly symmetric.
 
     inputs_TK: float32 [T, K] each. Products of fixed chunks are added to a float64 sum in the order
     given, so the result does not depend on anything but inputs and threads.
     """
     in_features = inputs_TK[0].shape[1]
-    total_KK = torch.zeros((in_features, in_features), dtype=torch.float64)
+    lower_KK = torch.zeros((in_features, in_features), dtype=torch.float64)
     for x_TK in inputs_TK:
         for chunk_TK in torch.split(x_TK, CHUNK_TOKENS):
-            total_KK += chunk_TK.T @ chunk_TK
-    return total_KK.mul_(2 / sum(x_TK.shape[0] for x_TK in inputs_TK))
+            for start in range(0, in_features, PANEL):
+                end = min(start + PANEL, in_features)
+                lower_KK[start:end, :end] += chunk_TK[:, start:end].T @ chunk_TK[:, :end]
+    lower_KK.tril_().mul_(2 / sum(x_TK.shape[0] for x_TK in inputs_TK))
+    return lower_KK + lower_KK.tril(-1).T
