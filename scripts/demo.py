@@ -51,7 +51,16 @@ def main() -> None:
         run(*TERRAZZO, "import-gguf", GGUF, DENSE)
     RULES.write_text(json.dumps(BASE | {"dynamic": DYNAMIC}, indent=2) + "\n", encoding="utf-8")
     if not QUANTIZED.exists():
-        run(*TERRAZZO, "quantize", DENSE, QUANTIZED, "--rules", RULES)
+        run(
+            *TERRAZZO,
+            "quantize",
+            DENSE,
+            QUANTIZED,
+            "--rules",
+            RULES,
+            "--calibration-tokens",
+            "4096",
+        )
     run(*TERRAZZO, "inspect", QUANTIZED)
     port = free_port()
     with server(QUANTIZED, port):
