@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from terrazzo.nn.grouped import causal_look, grouped_attention
-from terrazzo.nn.reading import SequenceSpan, plan_reads
+from terrazzo.nn.kv_pool import KVPool
+from terrazzo.nn.reading import ReadPlan, SequenceSpan
 from terrazzo.nn.rope import Rotation
 
 __all__ = [
@@ -113,48 +114,6 @@ class CausalContext:
         return out_THD
 
 
-@dataclass(frozen=True, slots=True)
-class KVPool:
-    """Keys and values of all sequences in pages of equal size.
-
-    keys, values: one tensor [num_pages, page_size, num_kv_heads, head_dim] per layer. A token lives
-    in slot `page * page_size + offset`.
-    """
-
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
-
-    @classmethod
-    def allocate(
-        cls,
-        num_layers: int,
-        num_pages: int,
-        page_size: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu",
-    ) -> KVPool:
-        """Uninitialized: a page costs physical memory when it is first written, and a slot is read
-        only after that.
-        """
-        shape = (num_pages, page_size, num_kv_heads, head_dim)
-        pages = [torch.empty(shape, dtype=dtype, device=device) for _ in range(2 * num_layers)]
-        return cls(tuple(pages[:num_layers]), tuple(pages[num_layers:]))
-
-    @property
-    def page_size(self) -> int:
-        return self.keys[0].shape[1]
-
-    @property
-    def num_pages(self) -> int:
-        return self.keys[0].shape[0]
-
-    def store(self, layer: int, slots_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> None:
-        for pages, new_TKD in ((self.keys[layer], k_TKD), (self.values[layer], v_TKD)):
-            pages.flatten(0, 1).index_copy_(0, slots_T, new_TKD.to(pages.dtype))
-
-
 class PagedContext:
     """Sequences of any length whose keys and values live in a `KVPool`.
 
@@ -162,7 +121,7 @@ class PagedContext:
     come in chunks: its queries see everything stored for it earlier.
     """
 
-    __slots__ = ("_pool", "_positions", "_reads", "_slot_mapping")
+    __slots__ = ("_plan", "_pool", "_positions", "_slot_mapping")
 
     def __init__(
         self,
@@ -174,7 +133,7 @@ class PagedContext:
         self._pool = pool
         self._positions = positions
         self._slot_mapping = slot_mapping
-        self._reads = plan_reads(sequences, pool.page_size)
+        self._plan = ReadPlan(sequences, pool)
 
     @property
     def positions(self) -> Tensor:
@@ -184,8 +143,4 @@ class PagedContext:
         self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float
     ) -> Tensor:
         self._pool.store(layer, self._slot_mapping, k_TKD, v_TKD)
-        keys, values = self._pool.keys[layer], self._pool.values[layer]
-        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
-        for read in self._reads:
-            out_THD[read.rows] = read(q_THD[read.rows], keys, values, scale)
-        return out_THD
+        return self._plan.attend(q_THD, self._pool.keys[layer], self._pool.values[layer], scale)

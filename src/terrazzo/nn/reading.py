@@ -1,14 +1,15 @@
 """How the queries of a forward pass read keys and values out of pages.
 
 Planned once per pass and used by every layer, so that a layer costs few calls: pages that stand
-side by side are read in place, and decoding sequences of similar length are one call.
+side by side are read in place, short decoding sequences of similar length are one call, and what
+must be gathered goes into memory that all layers share, because fresh memory costs more than the
+copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +17,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
 from terrazzo.nn.grouped import Look, causal_look, grouped_attention
+from terrazzo.nn.kv_pool import KVPool
+
+SHORT = 256
+"""Tokens up to which decoding sequences are read together: there a call costs more than gathering
+their keys and values. Longer ones are read alone, in place where their pages allow it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,51 +40,57 @@ class SequenceSpan:
     block_table: Tensor
 
 
-class Read(Protocol):
-    """How some of the T queries read their keys and values; planned once, used by every layer."""
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    """Where gathered keys and values go, [tokens, kv_heads, head_dim] each."""
 
-    @property
-    def rows(self) -> slice | Tensor: ...
+    keys: Tensor
+    values: Tensor
 
-    def __call__(self, q_LHD: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor: ...
+    @classmethod
+    def for_reads(cls, reads: Sequence[_ReadOne | _ReadMany], pool: KVPool) -> _Scratch:
+        tokens = max(read.num_gathered for read in reads)
+        shape = (tokens, *pool.keys[0].shape[2:])
+        return cls(*(torch.empty(shape, dtype=pool.keys[0].dtype) for _ in range(2)))
 
 
 @dataclass(frozen=True, slots=True)
 class _ReadOne:
-    """One sequence. pages: a slice where they stand side by side, so that nothing is copied."""
+    """One sequence. rows: its queries. slots: of its tokens, a slice where they count up by one."""
 
     rows: slice
-    pages: slice | Tensor
-    kv_len: int
+    slots: slice | Tensor
     look: Look
 
     @classmethod
     def of(cls, span: SequenceSpan, page_size: int) -> _ReadOne:
-        pages = span.block_table[: -(-span.kv_len // page_size)]
         rows = slice(span.query_start, span.query_start + span.query_len)
+        pages = _side_by_side(span.block_table[: -(-span.kv_len // page_size)])
         look = causal_look(span.query_len, span.kv_len)
-        return cls(rows, _side_by_side(pages), span.kv_len, look)
+        if isinstance(pages, slice):
+            start = pages.start * page_size
+            return cls(rows, slice(start, start + span.kv_len), look)
+        slots_PO = pages.unsqueeze(1) * page_size + torch.arange(page_size)
+        return cls(rows, slots_PO.flatten()[: span.kv_len], look)
 
-    def __call__(self, q_LHD: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        k_SKD, v_SKD = self._read(keys, q_LHD.dtype), self._read(values, q_LHD.dtype)
-        return grouped_attention(self.look, q_LHD, k_SKD, v_SKD, scale)
+    @property
+    def num_gathered(self) -> int:
+        return 0 if isinstance(self.slots, slice) else self.slots.shape[0]
 
-    def _read(self, pool: Tensor, dtype: torch.dtype) -> Tensor:
-        pages = self.pages
-        mine = pool[pages] if isinstance(pages, slice) else pool.index_select(0, pages)
-        return mine.flatten(0, 1)[: self.kv_len].to(dtype)
+    def attend(self, q_LHD: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        return grouped_attention(self.look, q_LHD, keys, values, scale)
 
 
 @dataclass(frozen=True, slots=True)
 class _ReadMany:
-    """B sequences of similar length with one query each, as one call.
+    """B short sequences of similar length with one query each.
 
-    slots_BS: of every token; rows shorter than S repeat their first slot, and the mask hides that.
-    mask_B11S: float32, 0 or minus infinity.
+    rows: their queries. slots: of S tokens each, int64 [B * S]; sequences shorter than S repeat
+    their first slot, and the mask hides that. mask_B11S: float32, 0 or minus infinity.
     """
 
     rows: slice | Tensor
-    slots_BS: Tensor
+    slots: Tensor
     mask_B11S: Tensor
 
     @classmethod
@@ -90,34 +103,69 @@ class _ReadMany:
         pages_BP = pad_sequence([span.block_table for span in spans], batch_first=True)
         slots_BS = pages_BP.gather(1, tokens_BS // page_size) * page_size + tokens_BS % page_size
         mask_BS = torch.zeros(hidden_BS.shape).masked_fill_(hidden_BS, -torch.inf)
-        return cls(_side_by_side(rows), slots_BS, mask_BS[:, None, None])
+        return cls(_side_by_side(rows), slots_BS.flatten(), mask_BS[:, None, None])
 
-    def __call__(self, q_LHD: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        k_BKSD, v_BKSD = self._read(keys, q_LHD.dtype), self._read(values, q_LHD.dtype)
-        q_BKGD = q_LHD.view(q_LHD.shape[0], keys.shape[2], -1, q_LHD.shape[2])
+    @property
+    def num_gathered(self) -> int:
+        return self.slots.shape[0]
+
+    def attend(self, q_BHD: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        batch, _, width = q_BHD.shape
+        _, kv_heads, _ = keys.shape
         out_BKGD = scaled_dot_product_attention(
-            q_BKGD, k_BKSD, v_BKSD, attn_mask=self.mask_B11S, scale=scale
+            q_BHD.view(batch, kv_heads, -1, width),
+            keys.view(batch, -1, kv_heads, width).transpose(1, 2),
+            values.view(batch, -1, kv_heads, width).transpose(1, 2),
+            attn_mask=self.mask_B11S,
+            scale=scale,
         )
-        return out_BKGD.reshape(q_LHD.shape)
-
-    def _read(self, pool: Tensor, dtype: torch.dtype) -> Tensor:
-        mine = pool.flatten(0, 1).index_select(0, self.slots_BS.flatten())
-        return mine.view(*self.slots_BS.shape, *pool.shape[2:]).transpose(1, 2).to(dtype)
+        return out_BKGD.reshape(q_BHD.shape)
 
 
-def plan_reads(sequences: Sequence[SequenceSpan], page_size: int) -> tuple[Read, ...]:
+class ReadPlan:
+    """Reads that together answer all queries of a forward pass."""
+
+    __slots__ = ("_reads", "_scratch")
+
+    def __init__(self, sequences: Sequence[SequenceSpan], pool: KVPool) -> None:
+        self._reads = _reads_of(sequences, pool.page_size)
+        self._scratch = _Scratch.for_reads(self._reads, pool)
+
+    def attend(self, q_THD: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """keys, values: the pages of one layer. -> [T, H, D]"""
+        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+        scratch = self._scratch
+        for read in self._reads:
+            k_SKD = _fetch(keys, read.slots, scratch.keys).to(q_THD.dtype)
+            v_SKD = _fetch(values, read.slots, scratch.values).to(q_THD.dtype)
+            out_THD[read.rows] = read.attend(q_THD[read.rows], k_SKD, v_SKD, scale)
+        return out_THD
+
+
+def _fetch(pages: Tensor, slots: slice | Tensor, scratch: Tensor) -> Tensor:
+    """[pages, page_size, K, D] -> [S, K, D], in place where `slots` is a slice."""
+    tokens = pages.flatten(0, 1)
+    if isinstance(slots, slice):
+        return tokens[slots]
+    return torch.index_select(tokens, 0, slots, out=scratch[: slots.shape[0]])
+
+
+def _reads_of(
+    sequences: Sequence[SequenceSpan], page_size: int
+) -> tuple[_ReadOne | _ReadMany, ...]:
     """Decoding sequences go together where their lengths have the same number of binary digits, so
-    that less than half of what is read is padding; all others go alone.
+    that less than half of what is read is padding.
     """
-    alone: list[Read] = [_ReadOne.of(span, page_size) for span in sequences if span.query_len > 1]
+    alone = []
     together: dict[int, list[SequenceSpan]] = {}
     for span in sequences:
-        if span.query_len == 1:
+        if span.query_len == 1 and span.kv_len <= SHORT:
             together.setdefault(span.kv_len.bit_length(), []).append(span)
-    for spans in together.values():
-        one = len(spans) == 1
-        alone.append(_ReadOne.of(spans[0], page_size) if one else _ReadMany.of(spans, page_size))
-    return tuple(alone)
+        else:
+            alone.append(span)
+    alone += [spans[0] for spans in together.values() if len(spans) == 1]
+    many = [_ReadMany.of(spans, page_size) for spans in together.values() if len(spans) > 1]
+    return (*(_ReadOne.of(span, page_size) for span in alone), *many)
 
 
 def _side_by_side(indices: Tensor) -> slice | Tensor:

@@ -76,9 +76,12 @@ def test_layers_and_sequences_of_a_pool_stay_apart() -> None:
         assert torch.equal(pool.values[layer].flatten(0, 1)[slots], v)
 
 
-@pytest.mark.parametrize("lengths", [(9,), (4, 5, 7, 6), (1, 9, 16, 2, 3), (8, 8)])
+@pytest.mark.parametrize(
+    "lengths", [(9,), (4, 5, 7, 6), (1, 9, 16, 2, 3), (8, 8), (5, 300, 256, 257, 200, 6)]
+)
 def test_decoding_together_equals_decoding_alone(lengths: tuple[int, ...]) -> None:
-    pages_each, page_size = 4, 4
+    page_size = 4
+    pages_each = max(lengths) // page_size + 1
     pool = KVPool.allocate(1, len(lengths) * pages_each, page_size, 2, 8)
     for pages in (*pool.keys, *pool.values):
         pages.fill_(torch.nan)
