@@ -82,7 +82,7 @@ def open_model(folder: Path, config: EngineConfig, say: Callable[[str], None]) -
     llm = LLM(folder, config)
     plan = checkpoint.plan
     say(
-        f"{folder}: {llm.model_config.architecture} with {len(plan.quantized)} quantized and "
+        f"{folder}: {llm.model_config.architecture.name} with {len(plan.quantized)} quantized and "
         f"{len(plan.dense)} dense linear modules, loaded in {time.perf_counter() - start:.1f} s"
     )
     say(f"memory: {llm.memory_plan}")

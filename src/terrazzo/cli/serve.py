@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from terrazzo.cli.loading import open_model
 from terrazzo.engine.config import AUTO, DEFAULT_CONFIG, Auto, EngineConfig
-from terrazzo.errors import UnsupportedError
+from terrazzo.errors import ConfigError, UnsupportedError
 
 
 def serve_command(
@@ -75,6 +75,9 @@ def serve_command(
             f"the server needs the package {error.name}; install terrazzo[serve]"
         ) from error
 
+    for option, value in (("max_queue", max_queue), ("drain_seconds", drain_seconds)):
+        if value < 0:
+            raise ConfigError(f"{option} is {value}; legal values are 0 and above")
     config = EngineConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
