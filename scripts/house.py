@@ -14,6 +14,7 @@ ROOMS = (
     "checkpoint",
     "kernels",
     "nn",
+    "dialects",
     "models",
     "engine",
     "quantization",

@@ -7,7 +7,7 @@ from pathlib import Path
 from terrazzo.importing.gguf import import_gguf
 
 
-def import_gguf_command(file: Path, out: Path) -> None:
+def import_gguf_command(file: Path, out: Path, /) -> None:
     """Turn a GGUF file into a Hugging Face folder.
 
     The weights are dequantized: the folder holds what the file holds, not the original model.
