@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers.tiny_llama import write_tiny_llama
 
+from helpers.tiny_llama import write_tiny_llama
 from terrazzo import LLM, cli
 from terrazzo.cli.chat import HELP, Conversation, interruptions, talk
 from terrazzo.cli.loading import Sampling
@@ -87,9 +87,11 @@ def test_an_interrupt_ends_the_answer_and_keeps_what_was_said(llm: LLM) -> None:
 
 def test_a_second_interrupt_breaks_off() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), interruptions():
+    with interruptions() as interrupted:
         os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
 
 

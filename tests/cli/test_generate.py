@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.tiny_llama import write_tiny_llama
 
+from helpers.tiny_llama import write_tiny_llama
 from terrazzo import LLM, cli
 
 

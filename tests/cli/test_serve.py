@@ -6,14 +6,17 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
-from helpers.tiny_llama import write_tiny_llama
 from openai import OpenAI
 
+from helpers.tiny_llama import write_tiny_llama
 from terrazzo import LLM, cli
 
 READY = "ready: "
@@ -55,6 +58,22 @@ def test_from_a_folder_to_answers_and_back_to_the_shell(folder: Path) -> None:
         assert process.wait(timeout=30) == 0
         assert process.stdout is not None
         assert process.stdout.read() == "stopped\n"
+
+
+def test_a_second_interrupt_drops_what_runs(folder: Path) -> None:
+    with serving(folder) as (process, lines), ThreadPoolExecutor() as pool:
+        address = lines[-1].rpartition(" at ")[2]
+        asked = {"prompt": "a", "max_tokens": 60, "ignore_eos": True, "n": 128, "stream": True}
+        with httpx.stream("POST", f"{address}/completions", json=asked, timeout=30) as answer:
+            events = answer.iter_lines()
+            next(events)
+            process.send_signal(signal.SIGINT)
+            ended = pool.submit(process.wait, 30)
+            time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+            told = "".join(events)
+        assert ended.result() == 0
+    assert "the server is shutting down" in told
 
 
 def _check_answers(client: OpenAI, llm: LLM) -> None:

@@ -115,6 +115,7 @@ def live_server(
     max_requests: int = 16,
     api_keys: Sequence[str] = (),
     keep_alive_seconds: float = 10.0,
+    drain_seconds: float = 5.0,
 ) -> Iterator[Live]:
     limits = EngineLimits(
         max_num_seqs=4,
@@ -129,9 +130,11 @@ def live_server(
     model = ServedModel(NAME, 1_700_000_000, MAX_MODEL_LEN, tokenizer, SamplingParams)
     app = create_app(model, worker, api_keys=api_keys, keep_alive_seconds=keep_alive_seconds)
     ready = threading.Event()
-    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=5)
+    config = uvicorn.Config(app, log_level="critical")
     with closing(bind("127.0.0.1", 0)) as bound:
-        server = Server(config, ready.set)
+        server = Server(
+            config, on_ready=ready.set, give_up=worker.stop, drain_seconds=drain_seconds
+        )
         thread = threading.Thread(target=lambda: server.run(sockets=[bound]))
         thread.start()
         try:

@@ -162,3 +162,18 @@ def test_a_stopping_server_finishes_what_runs(tokenizer: Tokenizer) -> None:
     timer.join()
     assert answers[0].text.endswith("data: [DONE]\n\n")
     assert not live.worker.is_healthy
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_server_that_has_waited_long_enough_says_so(tokenizer: Tokenizer, streams: bool) -> None:
+    runner = GatedRunner(RandomRunner())
+    with ThreadPoolExecutor() as pool:
+        with live_server(tokenizer, runner, drain_seconds=0.1) as live:
+            asked = body(stream=streams)
+            waiting = pool.submit(httpx.post, f"{live.url}{ROUTE}", json=asked, timeout=20)
+            runner.permit(2)
+            wait_until(lambda: runner.num_steps == 3)
+            threading.Timer(0.5, runner.permit, [1]).start()
+        answer = waiting.result()
+    assert "the server is shutting down" in answer.text
+    assert answer.status_code == (200 if streams else 500)

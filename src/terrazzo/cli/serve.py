@@ -67,7 +67,7 @@ def serve_command(
     """
     try:
         from terrazzo.server.app import create_app
-        from terrazzo.server.listen import bind, listen, url
+        from terrazzo.server.listen import ListenOptions, bind, listen, url
         from terrazzo.server.prompts import ServedModel
         from terrazzo.server.worker import Worker
     except ModuleNotFoundError as error:
@@ -95,13 +95,12 @@ def serve_command(
         worker = Worker(llm.engine, max_num_seqs + max_queue)
         address = url(bound, host)
         try:
-            listen(
-                create_app(model, worker, api_keys=api_key),
-                bound,
+            options = ListenOptions(
                 on_ready=lambda: _say(f"ready: {name} at {address}/v1"),
                 drain_seconds=drain_seconds,
                 logs_requests=log_requests,
             )
+            listen(create_app(model, worker, api_keys=api_key), bound, worker, options)
         finally:
             worker.close()
     _say("stopped")

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
 
 from terrazzo.errors import ConfigError
+from terrazzo.server.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class ListenOptions:
+    """on_ready: called once connections are accepted. drain_seconds: how long running requests
+    may take to finish after a signal. logs_requests: one line for each.
+    """
+
+    on_ready: Callable[[], None]
+    drain_seconds: float
+    logs_requests: bool
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -43,34 +58,53 @@ def url(bound: socket.socket, host: str) -> str:
 
 
 class Server(uvicorn.Server):
-    """Calls `on_ready` once connections are accepted."""
+    """Tells when it accepts connections, and lets running requests finish when it is stopped.
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    give_up: makes them end at once; called after `drain_seconds` or by a second signal.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        on_ready: Callable[[], None],
+        give_up: Callable[[], None],
+        drain_seconds: float,
+    ) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self._give_up = give_up
+        self._drain_seconds = drain_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_ready()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        patience = asyncio.get_running_loop().call_later(self._drain_seconds, self._give_up)
+        await super().shutdown(sockets)
+        patience.cancel()
 
-def listen(
-    app: Starlette,
-    bound: socket.socket,
-    *,
-    on_ready: Callable[[], None],
-    drain_seconds: int,
-    logs_requests: bool,
-) -> None:
-    """Serve until interrupted, then finish running requests; a second interrupt drops them."""
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self._give_up()
+        else:
+            super().handle_exit(sig, frame)
+
+
+def listen(app: Starlette, bound: socket.socket, worker: Worker, options: ListenOptions) -> None:
+    """Serve until a signal, then finish running requests; a second signal drops them."""
     config = uvicorn.Config(
         app,
-        access_log=logs_requests,
-        log_level="info" if logs_requests else "warning",
+        access_log=options.logs_requests,
+        log_level="info" if options.logs_requests else "warning",
         server_header=False,
-        timeout_graceful_shutdown=drain_seconds,
     )
-    try:
-        Server(config, on_ready).run(sockets=[bound])
-    except KeyboardInterrupt:
-        return
+    server = Server(
+        config,
+        on_ready=options.on_ready,
+        give_up=worker.stop,
+        drain_seconds=options.drain_seconds,
+    )
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[bound])

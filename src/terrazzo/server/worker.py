@@ -42,11 +42,11 @@ class QueueFullError(Exception):
 
 
 class Life(enum.Enum):
-    """RUNNING -> CLOSING -> ENDED, or RUNNING -> ENDED by a crash."""
+    """RUNNING -> CLOSING by request, or -> CRASHED by an exception of the engine."""
 
     RUNNING = "running"
     CLOSING = "closing"
-    ENDED = "ended"
+    CRASHED = "crashed"
 
 
 class Acceptance(enum.Enum):
@@ -56,7 +56,8 @@ class Acceptance(enum.Enum):
 
 
 _Event: TypeAlias = Acceptance | Delta | RequestError | EngineStoppedError
-_STOPPED: Final = "the engine has stopped; the server's log says why, and restarting it helps"
+_CRASHED: Final = "the engine has crashed; the server's log says why, and restarting it helps"
+_CLOSING: Final = "the server is shutting down; send the request again when it is back"
 
 
 class Job:
@@ -139,18 +140,23 @@ class Worker:
                 self._inbox.append(lambda: self._forget(job))
                 self._wake.notify()
 
-    def close(self) -> None:
-        """End the thread after the step it is in; jobs still open get EngineStoppedError."""
+    def stop(self) -> None:
+        """Fail every open job with EngineStoppedError and end the thread after its step."""
         with self._wake:
             if self._life is Life.RUNNING:
                 self._life = Life.CLOSING
-            self._wake.notify()
+                self._fail_open_jobs(_CLOSING)
+                self._wake.notify()
+
+    def close(self) -> None:
+        """`stop`, and wait for the end of the thread."""
+        self.stop()
         self._executor.shutdown(wait=True)
 
     def _register(self, job: Job) -> None:
         with self._wake:
             if self._life is not Life.RUNNING:
-                raise EngineStoppedError(_STOPPED)
+                raise EngineStoppedError(_CRASHED if self._life is Life.CRASHED else _CLOSING)
             self._check_room(len(job.requests))
             self._open.add(job)
             self._inbox.append(lambda: self._add(job))
@@ -206,9 +212,13 @@ class Worker:
     def _ended(self, thread: Future[None]) -> None:
         """Last act of the engine thread, whatever ended it."""
         error = thread.exception()
-        if error is not None:
-            _logger.critical("the engine crashed", exc_info=error)
+        if error is None:
+            return
+        _logger.critical("the engine crashed", exc_info=error)
         with self._wake:
-            self._life = Life.ENDED
-            for job in self._open:
-                job.post(EngineStoppedError(_STOPPED))
+            self._life = Life.CRASHED
+            self._fail_open_jobs(_CRASHED)
+
+    def _fail_open_jobs(self, reason: str) -> None:
+        for job in self._open:
+            job.post(EngineStoppedError(reason))
