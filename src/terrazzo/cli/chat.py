@@ -27,6 +27,7 @@ HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an
 
 def chat_command(
     folder: Path,
+    /,
     *,
     system: str = "",
     sampling: Annotated[Sampling, Parameter(name="*")] = DEFAULT_SAMPLING,

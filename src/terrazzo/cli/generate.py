@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def generate_command(
     folder: Path,
     prompt: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    /,
     *,
     sampling: Annotated[Sampling, Parameter(name="*")] = DEFAULT_SAMPLING,
     stop: Annotated[tuple[str, ...], Parameter(negative="")] = (),

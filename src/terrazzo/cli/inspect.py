@@ -7,7 +7,7 @@ from pathlib import Path
 EXIT_UNSERVABLE = 1
 
 
-def inspect_command(folder: Path, *, json: bool = False) -> int:
+def inspect_command(folder: Path, /, *, json: bool = False) -> int:
     """Say what every module of a folder is, which rule decided it, and what will run it.
 
     Exit status 1 when the folder cannot be served; the reason is printed.

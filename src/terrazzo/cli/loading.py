@@ -69,8 +69,10 @@ DEFAULT_SAMPLING: Final = Sampling()
 def open_model(folder: Path, config: EngineConfig, say: Callable[[str], None]) -> LLM:
     """Load a model and say what it is; disagreements in the folder come first."""
     from terrazzo.checkpoint.checkpoint import Checkpoint
+    from terrazzo.cli.threads import use_threads
     from terrazzo.engine.llm import LLM
 
+    use_threads()
     start = time.perf_counter()
     checkpoint = Checkpoint(folder)
     conflicts = checkpoint.conflicts

@@ -42,6 +42,7 @@ class Head(enum.Enum):
 def quantize_command(
     model: Path,
     out: Path,
+    /,
     *,
     rules: str = "{}",
     bits: int | FromRules = FromRules.FROM_RULES,
@@ -94,9 +95,11 @@ def quantize_command(
         Print the plan and stop.
     """
     from terrazzo.cli.quantize_progress import shown
+    from terrazzo.cli.threads import use_threads
     from terrazzo.quantization.job import open_job
     from terrazzo.quantization.pipeline import run_job
 
+    use_threads()
     rule_set = with_options(read_rules(rules), bits, group_size, sym, desc_act, lm_head)
     options = GptqOptions(damp=damp)
     source = BUILTIN if calibration == str(BUILTIN) else Path(calibration)

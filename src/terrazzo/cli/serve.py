@@ -11,10 +11,12 @@ from cyclopts import Parameter
 from terrazzo.cli.loading import open_model
 from terrazzo.engine.config import AUTO, DEFAULT_CONFIG, Auto, EngineConfig
 from terrazzo.errors import ConfigError, UnsupportedError
+from terrazzo.kernels.policy import KernelPolicy
 
 
 def serve_command(
     folder: Path,
+    /,
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -26,6 +28,7 @@ def serve_command(
     kv_cache_tokens: int | Auto = AUTO,
     memory_fraction: float = DEFAULT_CONFIG.memory_fraction,
     prefix_caching: bool = DEFAULT_CONFIG.prefix_caching,
+    kernel_policy: KernelPolicy | Auto = AUTO,
     max_queue: int = 256,
     drain_seconds: int = 30,
     log_requests: bool = False,
@@ -58,6 +61,8 @@ def serve_command(
         How much of the memory beside the weights an automatic KV cache may take.
     prefix_caching
         Reuse the work for equal prompt beginnings.
+    kernel_policy
+        speed keeps dequantized weights, memory keeps them small; auto: speed if that leaves room.
     max_queue
         Requests that may wait; more are answered with status 429.
     drain_seconds
@@ -85,6 +90,7 @@ def serve_command(
         kv_cache_tokens=kv_cache_tokens,
         memory_fraction=memory_fraction,
         prefix_caching=prefix_caching,
+        kernel_policy=kernel_policy,
     )
     with bind(host, port) as bound:
         llm = open_model(folder, config, _say)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from terrazzo.errors import ConfigError
+from terrazzo.kernels.policy import KernelPolicy
 
 
 class Auto(enum.Enum):
@@ -30,6 +31,7 @@ class EngineConfig:
         memory_fraction of the memory left beside the weights.
     memory_fraction: above 0, at most 1.
     prefix_caching: reuse the pages of equal prompt beginnings.
+    kernel_policy: which kernels to prefer; AUTO: the fast ones if their weights leave room.
     """
 
     max_num_seqs: int = 32
@@ -39,6 +41,7 @@ class EngineConfig:
     kv_cache_tokens: int | Auto = AUTO
     memory_fraction: float = 0.5
     prefix_caching: bool = True
+    kernel_policy: KernelPolicy | Auto = AUTO
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -16,8 +16,8 @@ from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.engine.config import DEFAULT_CONFIG, EngineConfig
 from terrazzo.engine.engine import Engine, Vocabulary, no_text
 from terrazzo.engine.folder import GenerationDefaults
-from terrazzo.engine.memory import MemoryPlan, available_memory, resolve
-from terrazzo.engine.needs import model_needs
+from terrazzo.engine.memory import MemoryPlan, available_memory
+from terrazzo.engine.needs import plan_memory
 from terrazzo.engine.request import (
     Delta,
     FinishReason,
@@ -93,11 +93,12 @@ class LLM:
         self.model_config = ModelConfig.from_hf(
             checkpoint.model_config, self.folder / "config.json"
         )
-        needs = model_needs(self.model_config, checkpoint)
-        self.memory_plan: MemoryPlan = resolve(config, needs, available_memory())
+        self.memory_plan: MemoryPlan = plan_memory(
+            checkpoint, self.model_config, config, available_memory()
+        )
         self._defaults = GenerationDefaults.read(self.folder)
         vocabulary = self._vocabulary()
-        self.decoder: Decoder = load(checkpoint)
+        self.decoder: Decoder = load(checkpoint, self.memory_plan.needs.kernel_policy)
         limits = self.memory_plan.limits
         pool = KVPool.allocate(
             self.model_config.num_layers,

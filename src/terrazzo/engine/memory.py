@@ -7,6 +7,7 @@ from pathlib import Path
 
 from terrazzo.engine.config import AUTO, EngineConfig, EngineLimits
 from terrazzo.errors import ConfigError
+from terrazzo.kernels.policy import KernelPolicy
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -15,11 +16,16 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelNeeds:
-    """What of a model decides its memory: bytes of weights, KV bytes per token, longest input."""
+    """What of a model decides its memory.
+
+    weight_bytes: in the layout of the kernels that kernel_policy prefers. context_length: longest
+    input.
+    """
 
     weight_bytes: int
     kv_bytes_per_token: int
     context_length: int
+    kernel_policy: KernelPolicy = KernelPolicy.SPEED
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,8 @@ class MemoryPlan:
     def __str__(self) -> str:
         limits = self.limits
         return (
-            f"weights {self.needs.weight_bytes / _MIB:.0f} MiB, KV cache "
+            f"weights {self.needs.weight_bytes / _MIB:.0f} MiB "
+            f"(kernels for {self.needs.kernel_policy.value}), KV cache "
             f"{self.kv_bytes / _MIB:.0f} MiB = {limits.capacity} tokens in {limits.num_pages} "
             f"pages ({self.reason}), of {self.available_bytes / _MIB:.0f} MiB available; "
             f"longest prompt plus output {limits.max_model_len} tokens"

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 from terrazzo.checkpoint.checkpoint import Checkpoint
-from terrazzo.engine.memory import ModelNeeds
+from terrazzo.engine.config import AUTO, EngineConfig
+from terrazzo.engine.memory import MemoryPlan, ModelNeeds, resolve
+from terrazzo.kernels.policy import KernelPolicy
 from terrazzo.models.config import ModelConfig
 from terrazzo.models.linear_plan import plan_linears, weight_bytes
 
+SPEED_SHARE = 0.6
+"""Part of the memory that fast kernels may take for weights before small ones are preferred."""
 
-def model_needs(config: ModelConfig, checkpoint: Checkpoint) -> ModelNeeds:
-    """weight_bytes: in the layout of the chosen kernels. Keys and values are float32."""
-    values_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+
+def plan_memory(
+    checkpoint: Checkpoint, model: ModelConfig, config: EngineConfig, available_bytes: int
+) -> MemoryPlan:
+    """Weights, KV cache and limits for one model on one machine.
+
+    available_bytes: free memory before anything is loaded. Raises ConfigError when it does not
+    suffice, NoKernelError for a weight that nothing runs.
+    """
+    if config.kernel_policy is not AUTO:
+        return resolve(
+            config, model_needs(checkpoint, model, config.kernel_policy), available_bytes
+        )
+    fast = model_needs(checkpoint, model, KernelPolicy.SPEED)
+    if fast.weight_bytes <= SPEED_SHARE * available_bytes:
+        return resolve(config, fast, available_bytes)
+    return resolve(config, model_needs(checkpoint, model, KernelPolicy.MEMORY), available_bytes)
+
+
+def model_needs(checkpoint: Checkpoint, model: ModelConfig, policy: KernelPolicy) -> ModelNeeds:
+    """Keys and values are float32."""
+    values_per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim
     return ModelNeeds(
-        weight_bytes=weight_bytes(checkpoint, plan_linears(checkpoint, config)),
+        weight_bytes=weight_bytes(checkpoint, plan_linears(checkpoint, model, policy)),
         kv_bytes_per_token=4 * values_per_token,
-        context_length=config.context_length,
+        context_length=model.context_length,
+        kernel_policy=policy,
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.engine.config import DEFAULT_CONFIG, EngineConfig
-from terrazzo.engine.memory import MemoryPlan, available_memory, resolve
-from terrazzo.engine.needs import model_needs
+from terrazzo.engine.memory import MemoryPlan, available_memory
+from terrazzo.engine.needs import plan_memory
 from terrazzo.errors import TerrazzoError
 from terrazzo.kernels.choose import Verdict
 from terrazzo.models.audit import audit
@@ -97,8 +97,8 @@ def inspect(folder: str | Path, config: EngineConfig = DEFAULT_CONFIG) -> Inspec
             checkpoint.model_config, checkpoint.folder / "config.json"
         )
         report = audit(checkpoint, model_config)
-        linears = plan_linears(checkpoint, model_config)
-        memory = resolve(config, model_needs(model_config, checkpoint), available_memory())
+        memory = plan_memory(checkpoint, model_config, config, available_memory())
+        linears = plan_linears(checkpoint, model_config, memory.needs.kernel_policy)
         notes = (*report.remarks, *(str(ignored) for ignored in report.ignored))
         outcome = Serving(model_config.architecture.name, memory, notes)
     except TerrazzoError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,18 +9,8 @@ from terrazzo.errors import NoKernelError
 from terrazzo.kernels.base import GemmProblem, Kernel
 from terrazzo.kernels.dense import DenseKernel, DequantizedKernel
 from terrazzo.kernels.panels import PanelsKernel
+from terrazzo.kernels.policy import KernelPolicy as KernelPolicy
 from terrazzo.kernels.reference import ReferenceKernel
-
-
-class KernelPolicy(enum.Enum):
-    """What to prefer where more than one kernel can run a problem.
-
-    SPEED: fewest milliseconds per token. MEMORY: fewest bytes per weight at a usable speed.
-    """
-
-    SPEED = "speed"
-    MEMORY = "memory"
-
 
 KERNELS: Mapping[KernelPolicy, tuple[Kernel, ...]] = {
     KernelPolicy.SPEED: (DenseKernel(), DequantizedKernel(), PanelsKernel(), ReferenceKernel()),

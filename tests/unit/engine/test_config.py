@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.engine.config import EngineConfig
-from terrazzo.engine.memory import ModelNeeds, available_memory, resolve
+from terrazzo.engine.memory import MemoryPlan, ModelNeeds, available_memory, resolve
+from terrazzo.engine.needs import plan_memory
 from terrazzo.errors import ConfigError
+from terrazzo.kernels.policy import KernelPolicy
+from terrazzo.models.config import ModelConfig
 
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "llama-w4-g128-sym"
 NEEDS = ModelNeeds(weight_bytes=1000, kv_bytes_per_token=10, context_length=100)
 PLENTY = 1 << 40
 
@@ -66,3 +72,24 @@ def test_the_plan_says_it_all_in_one_line() -> None:
 
 def test_this_machine_has_memory() -> None:
     assert available_memory() > 1 << 20
+
+
+def golden_plan(config: EngineConfig, available_bytes: int) -> MemoryPlan:
+    checkpoint = Checkpoint(GOLDEN)
+    model = ModelConfig.from_hf(checkpoint.model_config, GOLDEN / "config.json")
+    return plan_memory(checkpoint, model, config, available_bytes)
+
+
+def test_fast_kernels_need_room_and_small_ones_take_over() -> None:
+    fast = golden_plan(EngineConfig(max_num_seqs=1), PLENTY).needs
+    assert fast.kernel_policy is KernelPolicy.SPEED
+    small = golden_plan(EngineConfig(max_num_seqs=1), int(fast.weight_bytes / 0.7)).needs
+    assert small.kernel_policy is KernelPolicy.MEMORY
+    assert small.weight_bytes < fast.weight_bytes
+
+
+@pytest.mark.parametrize("policy", KernelPolicy)
+def test_the_kernel_policy_can_be_asked_for(policy: KernelPolicy) -> None:
+    plan = golden_plan(EngineConfig(kernel_policy=policy), PLENTY)
+    assert plan.needs.kernel_policy is policy
+    assert f"kernels for {policy.value}" in str(plan)
