@@ -19,7 +19,7 @@ MANIFEST_FILE = "terrazzo.json"
 class Description:
     """model_config: of the model, with what quantization changes in it. rules, plan: as they were
     applied. facts: of the quantization run, for the manifest. meta: goes into the quantization
-    config beside the producer.
+    config beside the producer. fields: of the quantization config, for readers that want more.
     """
 
     model_config: Mapping[str, Any]
@@ -27,6 +27,7 @@ class Description:
     plan: Plan
     facts: Mapping[str, Any] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     def documents(self, checkpoint_format: Format) -> dict[str, dict[str, Any]]:
         """File name -> JSON content. Both configs keep the rules in the order they are tried."""
@@ -56,6 +57,7 @@ class Description:
             "format": checkpoint_format.value,
             "checkpoint_format": checkpoint_format.value,
             "pack_dtype": "int32",
+            **self.fields,
             "meta": {"quantizer": [QUANTIZER], **self.meta},
         }
 

@@ -1,7 +1,7 @@
 """The command line: one shell, each subcommand imported when it is called.
 
-Exit status: 0 done, 1 the answer is no (`inspect` of an unservable folder), 2 bad input or usage,
-130 interrupted.
+Exit status: 0 done, 1 the answer is no (`inspect` of a folder that cannot be served, or that the
+engine of `--as` does not load right), 2 bad input or usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ COMMANDS = {
     "generate": "Continue one prompt.",
     "chat": "Talk to a model in the terminal.",
     "serve": "Serve a model behind an OpenAI-compatible API.",
+    "convert": "Rewrite a checkpoint, with the same numbers, so that another engine loads it.",
     "import-gguf": "Turn a GGUF file into a Hugging Face folder.",
 }
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,11 +15,6 @@ from terrazzo.quantization.job import Job
 from terrazzo.quantization.options import CalibrationOptions, GptqOptions
 from terrazzo.quantization.report import ModuleReport
 
-REWRITTEN_FILES = frozenset({"config.json", "quantize_config.json", "terrazzo.json", "README.md"})
-"""Written anew, or, as the model card, no longer true."""
-
-WEIGHT_SUFFIXES = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
-
 
 def copy_dense_tensors(job: Job, writer: CheckpointWriter) -> None:
     """Every tensor that no quantized weight replaces, in the dtype of the file."""
@@ -28,14 +22,6 @@ def copy_dense_tensors(job: Job, writer: CheckpointWriter) -> None:
     for tensor in job.checkpoint.tensor_names:
         if tensor not in replaced:
             writer.add_tensor(tensor, job.checkpoint.tensor(tensor))
-
-
-def companion_files(folder: Path) -> Iterator[Path]:
-    """Tokenizer, chat template, generation config, licence: what goes along as it is."""
-    for file in sorted(folder.iterdir()):
-        kept = file.name not in REWRITTEN_FILES and not file.name.startswith(".")
-        if file.is_file() and kept and not file.name.endswith(WEIGHT_SUFFIXES):
-            yield file
 
 
 def describe(

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from terrazzo.checkpoint.companions import companion_files
 from terrazzo.checkpoint.writer import CheckpointWriter
 from terrazzo.errors import ConfigError
 from terrazzo.kernels.base import DenseTensor
@@ -38,7 +39,7 @@ from terrazzo.quantization.options import (
     CalibrationOptions,
     GptqOptions,
 )
-from terrazzo.quantization.output import companion_files, copy_dense_tensors, describe
+from terrazzo.quantization.output import copy_dense_tensors, describe
 from terrazzo.quantization.progress import SILENT, Progress
 from terrazzo.quantization.report import QuantizationReport
 from terrazzo.quantization.work import forward_work, total_work

@@ -1,0 +1,83 @@
+"""What a prediction looks at: the linears as the tensors have them, and the configs as written."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from terrazzo.checkpoint.checkpoint import Checkpoint
+from terrazzo.checkpoint.config import EMBEDDED_KEY, SEPARATE_FILES, read_quantization_config
+from terrazzo.checkpoint.facts import ZeroReading
+from terrazzo.checkpoint.json_files import read_json
+from terrazzo.rules import RuleSet
+from terrazzo.spec import Dense, Format, Name, QuantSpec
+
+SEQUENTIAL = ""
+"""The `order` of a linear whose groups follow its inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One module on disk. order: a digest of `g_idx`, or SEQUENTIAL. zeros: how they are read."""
+
+    name: Name
+    spec: QuantSpec | Dense
+    out_features: int
+    in_features: int
+    order: str = SEQUENTIAL
+    zeros: ZeroReading = ZeroReading.AS_LABELLED
+
+    @property
+    def leaf(self) -> str:
+        return self.name.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """embedded: `quantization_config` of config.json, separate: quantize_config.json; both as
+    written, in their order, empty where there is none. label, rules: as GPTQModel takes them.
+    ties_head: config.json says that the head is the embedding.
+    """
+
+    linears: tuple[Linear, ...]
+    embedded: Mapping[str, Any]
+    separate: Mapping[str, Any]
+    label: Format
+    rules: RuleSet
+    ties_head: bool
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Subject:
+        config = checkpoint.model_config
+        files = [checkpoint.folder / name for name in SEPARATE_FILES]
+        separate = [read_json(file) for file in files if file.is_file()]
+        return cls(
+            linears=_linears(checkpoint),
+            embedded=config.get(EMBEDDED_KEY) or {},
+            separate=separate[0] if separate else {},
+            label=read_quantization_config(checkpoint.folder, config).checkpoint_format,
+            rules=checkpoint.rules,
+            ties_head=bool(config.get("tie_word_embeddings", False)),
+        )
+
+
+def _linears(checkpoint: Checkpoint) -> tuple[Linear, ...]:
+    mislabelled = {c.module for c in checkpoint.conflicts if c.field == "checkpoint_format"}
+    return tuple(
+        Linear(
+            name,
+            resolution.spec,
+            *checkpoint.linear_shape(name),
+            _order(checkpoint, name, resolution.spec),
+            ZeroReading.MIDDLE if name in mislabelled else ZeroReading.AS_LABELLED,
+        )
+        for name, resolution in checkpoint.plan.items()
+    )
+
+
+def _order(checkpoint: Checkpoint, name: Name, spec: QuantSpec | Dense) -> str:
+    if not isinstance(spec, QuantSpec) or not spec.desc_act:
+        return SEQUENTIAL
+    return hashlib.sha256(checkpoint.tensor(f"{name}.g_idx").numpy().tobytes()).hexdigest()

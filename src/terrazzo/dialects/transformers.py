@@ -1,0 +1,90 @@
+"""transformers 5.24.0 with optimum 2.3.0: one spec for every linear of the layers, and no rules.
+
+Linears under the decoder layers are replaced by quantized ones, all with the fields of the base
+config; `modules_in_block_to_quantize` alone can leave some out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from terrazzo.checkpoint.facts import ZeroReading
+from terrazzo.checkpoint.names import is_quantizable
+from terrazzo.dialects.lookup import typed_spec
+from terrazzo.dialects.prediction import CONFIG, Finding, Refusal, refuses, silently_wrong
+from terrazzo.dialects.subject import Linear, Subject
+from terrazzo.dialects.units import EXPERTS
+from terrazzo.rules import LM_HEAD
+from terrazzo.spec import Dense, Format, QuantSpec
+
+BITS = (2, 3, 4, 8)
+_NEW = "it is built dense and newly initialized; its packed tensors are left over"
+
+
+def findings(subject: Subject) -> Iterator[Finding]:
+    fields = subject.embedded
+    if not fields:
+        names = [linear.name for linear in subject.linears if isinstance(linear.spec, QuantSpec)]
+        yield from silently_wrong(names, f"config.json has no quantization_config: {_NEW}")
+        return
+    try:
+        base = typed_spec(QuantSpec(), fields)
+        if "bits" not in fields or base.bits not in BITS:
+            raise Refusal(f"ValueError: Only support quantization to [2,3,4,8] bits, not {base}")
+    except Refusal as refusal:
+        yield from refuses([CONFIG], str(refusal))
+        return
+    for linear in subject.linears:
+        try:
+            yield from _linear(subject, base, linear)
+        except Refusal as refusal:
+            yield from refuses([linear.name], str(refusal))
+
+
+def is_replaced(fields: Any, name: str) -> bool:
+    """Whether optimum puts a quantized linear in place of this one."""
+    if name == LM_HEAD or not is_quantizable(name):
+        return False
+    kept = fields.get("modules_in_block_to_quantize")
+    return kept is None or any(name.endswith(entry) for entry in chain.from_iterable(kept))
+
+
+def _linear(subject: Subject, base: QuantSpec, linear: Linear) -> Iterator[Finding]:
+    if EXPERTS in linear.name.split(".") and isinstance(linear.spec, QuantSpec):
+        yield from silently_wrong(
+            [linear.name],
+            "the experts of a layer are one dense tensor there: packed ones are left over, and "
+            "where some are dense, the rest cannot be stacked",
+        )
+        return
+    replaced = is_replaced(subject.embedded, linear.name)
+    if isinstance(linear.spec, Dense):
+        if replaced:
+            yield from silently_wrong(
+                [linear.name], "it is built quantized, whatever rules say, and its weight not read"
+            )
+        return
+    if not replaced:
+        yield from silently_wrong([linear.name], _NEW)
+        return
+    groups = linear.spec.num_groups(linear.in_features)
+    if base.bits != linear.spec.bits or base.num_groups(linear.in_features) != groups:
+        raise Refusal(f"shapes differ: {linear.spec} on disk, {base} by config; rules are ignored")
+    yield from _meaning(subject, base, linear, linear.spec)
+
+
+def _meaning(
+    subject: Subject, base: QuantSpec, linear: Linear, held: QuantSpec
+) -> Iterator[Finding]:
+    if linear.zeros is ZeroReading.MIDDLE:
+        yield from silently_wrong(
+            [linear.name], "its zero points are stored otherwise than checkpoint_format says"
+        )
+    if held.bits == 3 and subject.label is Format.GPTQ_P:
+        yield from silently_wrong([linear.name], "bit planes of 3-bit codes are read as a stream")
+    if (held.desc_act and not base.desc_act) or (base.sym and not held.sym):
+        yield from silently_wrong(
+            [linear.name], f"it is {held}, the config says {base}: kernels that trust it go wrong"
+        )
