@@ -51,6 +51,11 @@ class Case:
         return "-".join(parts).replace(" ", "-")
 
 
+def readable(base: QuantSpec, layout: Format) -> Format:
+    """GPTQModel reads an asymmetric base in v1 from itself only."""
+    return Format.GPTQ_V2 if layout is Format.GPTQ and not base.sym else layout
+
+
 def grid() -> list[Case]:
     """Every width with every group size; the other choices alternate, so that all pairs occur."""
     cases = []
@@ -58,12 +63,13 @@ def grid() -> list[Case]:
         for column, group_size in enumerate(GROUPS):
             turn = row + column
             base = QuantSpec(bits, group_size, sym=turn % 2 == 0, desc_act=column % 2 == row // 2)
+            layout = list(Format)[(2 * row + column) % 3]
             cases.append(
                 Case(
                     base,
                     dynamic=MIXTURE if (row + 2 * column) % 3 == 0 else {},
                     lm_head=turn % 3 == 0,
-                    checkpoint_format=list(Format)[(2 * row + column) % 3],
+                    checkpoint_format=readable(base, layout),
                 )
             )
     return cases
@@ -74,8 +80,19 @@ CASES = [
     Case(QuantSpec(4, 32), PLANES),
     Case(QuantSpec(4, 32), MIXTURE, lm_head=True, tied=True),
     Case(QuantSpec(4, 128), {}, tied=True),
-    Case(QuantSpec(4, 32, sym=False), MIXTURE, architecture="qwen2"),
-    Case(QuantSpec(3, 32, sym=False), MIXTURE, architecture="qwen3", tied=True),
+    Case(
+        QuantSpec(4, 32, sym=False),
+        MIXTURE,
+        checkpoint_format=Format.GPTQ_V2,
+        architecture="qwen2",
+    ),
+    Case(
+        QuantSpec(3, 32, sym=False),
+        MIXTURE,
+        checkpoint_format=Format.GPTQ_V2,
+        architecture="qwen3",
+        tied=True,
+    ),
     Case(QuantSpec(4, 64), {"+:^lm_head$": {"bits": 4, "sym": False}}, lm_head=True),
 ]
 
