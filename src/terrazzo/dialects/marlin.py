@@ -54,8 +54,8 @@ def check_widths(spec: QuantSpec, shard: Linear) -> None:
     expected = shard.out_features * spec.bits // WORD_BITS
     if disk != expected:
         raise Refusal(
-            f"AssertionError on shapes: {shard.leaf} has {shard.spec.bits} bits on disk, {spec.bits} by config and "
-            f"rules (qzeros have {disk} columns instead of {expected})"
+            f"AssertionError on shapes: {shard.leaf} has {shard.spec.bits} bits on disk, "
+            f"{spec.bits} by config and rules (qzeros have {disk} columns instead of {expected})"
         )
 
 

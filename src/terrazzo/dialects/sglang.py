@@ -7,6 +7,7 @@ refuses goes wrong without a word. Experts never see a rule.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 
 from terrazzo.dialects.lookup import SKIP, Skip, base_spec, overridden
@@ -33,7 +34,10 @@ _SKIPPED = "the loader skips tensors whose names it does not know, and the weigh
 
 def matches(pattern: str, name: Name) -> bool:
     try:
-        return re.match(pattern, name) is not None
+        with warnings.catch_warnings():
+            # `[[:digit:]]` means something else to `re`, which says so once and goes on.
+            warnings.simplefilter("ignore", FutureWarning)
+            return re.match(pattern, name) is not None
     except re.error as error:
         raise Refusal(f"re.error for the pattern {pattern!r}: {error}") from error
 
@@ -102,8 +106,8 @@ def _groups(spec: QuantSpec, unit: Unit, shard: Linear) -> Iterator[Finding]:
         yield from silently_wrong([shard.name], f"{disk} groups on disk are {change} {expected}")
     elif disk != expected:
         raise Refusal(
-            f"AssertionError on shapes: {shard.leaf} has {disk} groups on disk, {expected} by config and rules as "
-            f"asked for {unit.asked!r}"
+            f"AssertionError on shapes: {shard.leaf} has {disk} groups on disk, {expected} by "
+            f"config and rules as asked for {unit.asked!r}"
         )
     elif uneven and expected > 1:
         raise Refusal(f"{shard.in_features} inputs are not divisible by {spec.group_size}")

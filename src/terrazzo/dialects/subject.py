@@ -38,7 +38,7 @@ class Linear:
 class Subject:
     """embedded: `quantization_config` of config.json, separate: quantize_config.json; both as
     written, in their order, empty where there is none. label, rules: as GPTQModel takes them.
-    ties_head: config.json says that the head is the embedding.
+    architecture: the first of config.json. ties_head: the head is the embedding.
     """
 
     linears: tuple[Linear, ...]
@@ -46,6 +46,7 @@ class Subject:
     separate: Mapping[str, Any]
     label: Format
     rules: RuleSet
+    architecture: str
     ties_head: bool
 
     @classmethod
@@ -59,6 +60,7 @@ class Subject:
             separate=separate[0] if separate else {},
             label=read_quantization_config(checkpoint.folder, config).checkpoint_format,
             rules=checkpoint.rules,
+            architecture=str(next(iter(config.get("architectures") or []), "")),
             ties_head=bool(config.get("tie_word_embeddings", False)),
         )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from terrazzo.checkpoint.facts import ZeroReading
 from terrazzo.checkpoint.names import is_quantizable
+from terrazzo.dialects.gptqmodel import GROUP_SIZES
 from terrazzo.dialects.lookup import typed_spec
 from terrazzo.dialects.prediction import CONFIG, Finding, Refusal, refuses, silently_wrong
 from terrazzo.dialects.subject import Linear, Subject
@@ -33,6 +34,8 @@ def findings(subject: Subject) -> Iterator[Finding]:
         base = typed_spec(QuantSpec(), fields)
         if "bits" not in fields or base.bits not in BITS:
             raise Refusal(f"ValueError: Only support quantization to [2,3,4,8] bits, not {base}")
+        if base.group_size not in GROUP_SIZES:
+            raise Refusal(f"NotImplementedError: no kernel has group_size {base.group_size}")
     except Refusal as refusal:
         yield from refuses([CONFIG], str(refusal))
         return

@@ -24,6 +24,9 @@ from terrazzo.rules import LM_HEAD
 from terrazzo.spec import PER_CHANNEL, Name, QuantSpec
 
 _MOE_HIDDEN_STEP = 128
+_FUSED_ON_DISK = frozenset({"Phi3ForCausalLM", "Plamo3ForCausalLM"})
+"""Architectures whose fusions vLLM expects as they are."""
+
 _NO_PARAMETER = "ValueError: There is no module or parameter named '{}'"
 
 
@@ -114,8 +117,8 @@ def _groups(spec: QuantSpec, unit: Unit, shard: Linear) -> Iterator[Finding]:
         )
     elif disk != expected:
         raise Refusal(
-            f"AssertionError on shapes: {shard.leaf} has {disk} groups on disk, {expected} by config and rules as "
-            f"asked for {unit.asked!r}"
+            f"AssertionError on shapes: {shard.leaf} has {disk} groups on disk, {expected} by "
+            f"config and rules as asked for {unit.asked!r}"
         )
 
 
@@ -137,8 +140,8 @@ def _experts(base: QuantSpec, unit: Unit, spec: QuantSpec | Skip) -> Iterator[Fi
         disk, expected = disk_rows(shard), group_rows(spec, shard.in_features)
         if shard.spec.bits > spec.bits or disk > expected:
             raise Refusal(
-                f"shapes differ: {shard.leaf} is {shard.spec} on disk, {spec} by config and rules as asked for "
-                f"{unit.asked!r}"
+                f"shapes differ: {shard.leaf} is {shard.spec} on disk, {spec} by config and "
+                f"rules as asked for {unit.asked!r}"
             )
         if shard.spec.bits < spec.bits or disk < expected:
             yield from silently_wrong(
@@ -163,12 +166,18 @@ def _is_listed(subject: Subject, unit: Unit) -> bool:
     listed = _flat(subject.embedded.get("modules_in_block_to_quantize") or [])
     if not listed:
         listed = [linear.name for linear in subject.linears if isinstance(linear.spec, QuantSpec)]
-    leaf = unit.asked.rpartition(".")[2]
-    asked = unit.names if leaf in FUSIONS else [unit.asked]
-    answers = {any(entry in name for entry in listed) for name in asked}
+    answers = {any(entry in name for entry in listed) for name in _looked_for(subject, unit)}
     if len(answers) > 1:
         raise Refusal(f"ValueError: Detected some but not all shards of {unit.asked} are quantized")
     return answers == {True} or not listed
+
+
+def _looked_for(subject: Subject, unit: Unit) -> list[Name]:
+    """A fusion is looked for by its parts, even where it is one tensor on disk."""
+    parent, _, leaf = unit.asked.rpartition(".")
+    if leaf not in FUSIONS or subject.architecture in _FUSED_ON_DISK:
+        return [unit.asked]
+    return [f"{parent}.{part}" for part in FUSIONS[leaf]]
 
 
 def _flat(entries: Any) -> list[str]:
