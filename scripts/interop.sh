@@ -17,8 +17,8 @@ if [[ ! -x $environment/bin/python ]]; then
   echo '*' > "$environment/.gitignore"
 fi
 # GPTQModel compiles the few CPU helpers it needs when they are first used; nothing is built ahead.
-BUILD_CUDA_EXT=0 "$environment/bin/pip" install --quiet "${requirements[@]}"
-"$environment/bin/pip" install --quiet --editable .
+BUILD_CUDA_EXT=0 "$environment/bin/python" -m pip install --quiet "${requirements[@]}"
+"$environment/bin/python" -m pip install --quiet --editable .
 
 # More GPTQModel workers than cores starve a small machine; its Torch kernel needs no compiler.
 export GPTQMODEL_CPU_WORKERS=${GPTQMODEL_CPU_WORKERS:-2}
