@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 python=${PYTHON:-python3}
 environment=.venv-interop
-requirements=(torch==2.14.1 gptqmodel==7.7.0 transformers==5.24.0 pytest hypothesis)
+requirements=(torch==2.14.1 gptqmodel==7.7.0 transformers==5.24.0 optimum==2.3.0 pytest hypothesis)
 
 if [[ ! -x $environment/bin/python ]]; then
   "$python" -m venv "$environment"

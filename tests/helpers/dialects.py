@@ -1,11 +1,16 @@
-"""Checkpoints as facts alone, as GPTQModel would write them by given rules; no tensor exists."""
+"""Checkpoints as GPTQModel would write them by given rules: as facts alone, or as a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from helpers.checkpoints import Configs, packed_module, random_affine, write_folder
 from terrazzo.dialects.engines import ENGINES
 from terrazzo.dialects.prediction import Outcome, Prediction
 from terrazzo.dialects.subject import SEQUENTIAL, Linear, Subject
@@ -14,6 +19,7 @@ from terrazzo.spec import DENSE, Format, Name, QuantSpec
 
 BASE = QuantSpec(4, 128)
 HIDDEN, INNER, VOCABULARY = 256, 512, 320
+ROUTER = "mlp.gate"
 LAYER = {
     "self_attn.q_proj": (HIDDEN, HIDDEN),
     "self_attn.k_proj": (HIDDEN // 2, HIDDEN),
@@ -38,7 +44,7 @@ def shapes(layers: int = 2, experts: int = 0, root: str = "model") -> dict[Name,
         mlps = [f"{prefix}.mlp.experts.{each}" for each in range(experts)] or [f"{prefix}.mlp"]
         found |= {f"{mlp}.{part}": shape for mlp in mlps for part, shape in MLP.items()}
         if experts:
-            found[f"{prefix}.mlp.gate"] = (experts, HIDDEN)
+            found[f"{prefix}.{ROUTER}"] = (experts, HIDDEN)
     return {**found, LM_HEAD: (VOCABULARY, HIDDEN)}
 
 
@@ -56,7 +62,7 @@ def written(
     rules = RuleSet.parse({k: v or {} for k, v in dynamic.items()}, base, lm_head=lm_head)
     linears = []
     for name, (out_features, in_features) in (named or shapes()).items():
-        spec = DENSE if name.endswith("mlp.gate") else rules.resolve_name(name).spec
+        spec = DENSE if name.endswith(ROUTER) else rules.resolve_name(name).spec
         order = name if isinstance(spec, QuantSpec) and spec.desc_act else SEQUENTIAL
         linears.append(Linear(name, spec, out_features, in_features, order))
     return described(linears, rules, {**config(base, dynamic, lm_head), **fields})
@@ -107,3 +113,27 @@ def outcome(engine: str, subject: Subject) -> Outcome:
 def reasons(engine: str, subject: Subject) -> dict[Name, str]:
     """Module -> what goes wrong there."""
     return {found.module: found.reason for found in predict(engine, subject).findings}
+
+
+def fabricate(
+    folder: Path,
+    dynamic: Mapping[str, Any],
+    base: QuantSpec = BASE,
+    named: Mapping[Name, tuple[int, int]] | None = None,
+    checkpoint_format: Format = Format.GPTQ,
+    lm_head: bool = False,
+) -> Path:
+    """A folder that holds exactly what the rules say, as GPTQModel would write it; routers are
+    dense.
+    """
+    rules = RuleSet.parse(dynamic, base, lm_head=lm_head)
+    tensors: dict[str, Tensor] = {}
+    for index, (name, (outputs, inputs)) in enumerate((named or shapes(1)).items()):
+        spec = DENSE if name.endswith(ROUTER) else rules.resolve_name(name).spec
+        if isinstance(spec, QuantSpec):
+            weight = random_affine(spec, outputs, inputs, index)
+            tensors |= packed_module(weight, spec.bits, checkpoint_format, name)
+        else:
+            tensors[f"{name}.weight"] = torch.randn(outputs, inputs).half()
+    fields = {**config(base, dynamic, lm_head), "checkpoint_format": checkpoint_format.value}
+    return write_folder(folder, tensors, Configs(fields, fields))

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from helpers.checkpoints import Configs, config_of, packed_module, random_affine, write_folder
-from helpers.dialects import HIDDEN, INNER, shapes
+from helpers.checkpoints import packed_module, random_affine
+from helpers.dialects import HIDDEN, INNER, fabricate, shapes
 from terrazzo import LLM
 from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.dialects.convert import Conversion, convert
@@ -21,7 +20,7 @@ from terrazzo.dialects.prediction import Outcome
 from terrazzo.dialects.subject import Subject
 from terrazzo.errors import ConfigError, UnsupportedError
 from terrazzo.rules import RuleSet
-from terrazzo.spec import DENSE, Format, Name, QuantSpec
+from terrazzo.spec import DENSE, Format, QuantSpec
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 BASE = QuantSpec(4, 64)
@@ -61,28 +60,6 @@ CONVERTIBLE = {
     },
 }
 PAIRS = [(engine, folder) for engine, folders in CONVERTIBLE.items() for folder in sorted(folders)]
-
-
-def fabricate(
-    folder: Path,
-    dynamic: dict[str, dict[str, object]],
-    base: QuantSpec = BASE,
-    named: dict[Name, tuple[int, int]] | None = None,
-    checkpoint_format: Format = Format.GPTQ,
-) -> Path:
-    """A folder that holds exactly what the rules say, as GPTQModel would write it."""
-    rules = RuleSet.parse(dynamic, base)
-    tensors: dict[str, Tensor] = {}
-    for index, (name, (outputs, inputs)) in enumerate((named or shapes(1)).items()):
-        spec = rules.resolve_name(name).spec
-        if isinstance(spec, QuantSpec):
-            weight = random_affine(spec, outputs, inputs, index)
-            tensors |= packed_module(weight, spec.bits, checkpoint_format, name)
-        else:
-            tensors[f"{name}.weight"] = torch.randn(outputs, inputs).half()
-    written = config_of(base, checkpoint_format, dynamic=dynamic).quantization
-    embedded = {**written, "quant_method": "gptq"}
-    return write_folder(folder, tensors, Configs(embedded, embedded))
 
 
 def converted(folder: Path, out: Path, engine: str) -> Conversion:
@@ -257,19 +234,8 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 def test_experts_of_a_layer_become_equal(tmp_path: Path) -> None:
     dynamic: dict[str, dict[str, object]] = {r".*experts\.1\.down_proj": {"bits": 8}}
     folder = fabricate(tmp_path / "in", dynamic, named=shapes(1, experts=2), base=BASE)
-    with_router(folder)
     converted(folder, tmp_path / "out", "vllm")
     converted(folder, tmp_path / "out2", "sglang")
-
-
-def with_router(folder: Path) -> None:
-    """Routers are dense, whatever the rules say."""
-    tensors = load_file(folder / "model.safetensors")
-    kept = {k: v for k, v in tensors.items() if ".mlp.gate." not in k}
-    save_file(
-        {**kept, "model.layers.0.mlp.gate.weight": torch.randn(2, HIDDEN).half()},
-        folder / "model.safetensors",
-    )
 
 
 def test_a_converted_folder_keeps_the_rest(tmp_path: Path) -> None:
