@@ -6,24 +6,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+import transformers
+from transformers import PreTrainedModel
 
-CLASSES: dict[str, tuple[Any, Any]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+CLASSES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "ministral": "Ministral",
+    "ministral3": "Ministral3",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "gemma2": "Gemma2",
+    "gemma3_text": "Gemma3",
+    "phi3": "Phi3",
+    "smollm3": "SmolLM3",
+    "olmo2": "Olmo2",
+    "granite": "Granite",
+    "glm": "Glm",
+    "glm4": "Glm4",
 }
+"""Families by their `model_type`, with what the names of their classes begin with."""
 
 SIZES = {
     "vocab_size": 67,
@@ -34,19 +36,26 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
     "rms_norm_eps": 1e-5,
+    "pad_token_id": 0,
 }
 
 
 def tiny_model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A float32 model whose every parameter is random: norms near one, biases not zero."""
-    config_class, model_class = CLASSES[family]
-    model = model_class(config_class(**{**SIZES, **changes})).eval()
+    config = transformers.AutoConfig.for_model(family, **{**SIZES, **changes})
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{CLASSES[family]}ForCausalLM")(config).eval()
+    fill(model, seed)
+    return model
+
+
+def fill(model: PreTrainedModel, seed: int = 0) -> None:
+    """Random values everywhere."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(1 + 0.2 * noise if "norm" in name else 0.15 * noise)
-    return model
 
 
 def save_tiny_model(folder: Path, family: str, **changes: Any) -> PreTrainedModel:

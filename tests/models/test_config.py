@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 from terrazzo.errors import ConfigError, UnsupportedError
 from terrazzo.models.architectures import ARCHITECTURES
 from terrazzo.models.config import ModelConfig
-from terrazzo.nn.rope import DefaultRope, LinearRope, Llama3Rope, YarnRope
+from terrazzo.models.layout import GATE_UP, QKV, Layout
+from terrazzo.nn.grouped import NO_WINDOW
+from terrazzo.nn.rope import DefaultRope, LinearRope, Llama3Rope, NoRope, YarnRope
 
 FILE = Path("somewhere/config.json")
 
@@ -36,7 +39,7 @@ def test_defaults_are_those_of_transformers() -> None:
     config = read()
     assert config.num_kv_heads == 4
     assert config.head_dim == 16
-    assert config.rope == DefaultRope(10000.0)
+    assert config.ropes == (DefaultRope(10000.0),)
     assert not config.tie_word_embeddings
     assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (False, False, False)
 
@@ -111,23 +114,136 @@ def test_heads_of_qwen3_do_not_follow_from_the_hidden_size() -> None:
     assert read("Qwen3ForCausalLM").head_dim == 128
 
 
+SLIDING = ["sliding_attention", "full_attention", "full_attention"]
+
+
 @pytest.mark.parametrize(
-    ("architecture", "changes", "length"),
+    ("architecture", "changes", "windowed"),
     [
-        ("LlamaForCausalLM", {"sliding_window": 512}, 8192),
-        ("MistralForCausalLM", {"sliding_window": None}, 8192),
-        ("MistralForCausalLM", {"sliding_window": 512}, 512),
-        ("MistralForCausalLM", {"sliding_window": 9000}, 8192),
-        ("MistralForCausalLM", {}, 4096),
-        ("Qwen2ForCausalLM", {"sliding_window": 512, "use_sliding_window": False}, 8192),
-        ("Qwen2ForCausalLM", {"sliding_window": 512}, 8192),
-        ("Qwen3ForCausalLM", {"sliding_window": 512, "use_sliding_window": True}, 512),
+        ("LlamaForCausalLM", {"sliding_window": 512}, "..."),
+        ("MistralForCausalLM", {"sliding_window": None}, "..."),
+        ("MistralForCausalLM", {"sliding_window": 512}, "www"),
+        ("MinistralForCausalLM", {"sliding_window": 512, "layer_types": SLIDING}, "w.."),
+        ("Phi3ForCausalLM", {"sliding_window": 512}, "www"),
+        ("Phi3ForCausalLM", {}, "..."),
+        ("Qwen2ForCausalLM", {"sliding_window": 512, "use_sliding_window": False}, "..."),
+        ("Qwen2ForCausalLM", {"sliding_window": 512}, "..."),
+        ("Qwen3ForCausalLM", {"sliding_window": 512, "use_sliding_window": True}, "..."),
+        (
+            "Qwen3ForCausalLM",
+            {"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 2},
+            "..w",
+        ),
+        (
+            "Qwen2ForCausalLM",
+            {"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 0},
+            "www",
+        ),
+        ("Gemma2ForCausalLM", {"sliding_window": 512}, "w.w"),
+        ("Gemma3ForCausalLM", {"sliding_window": 512, "sliding_window_pattern": 3}, "ww."),
+        ("Gemma3ForCausalLM", {"sliding_window": 512, "layer_types": SLIDING}, "w.."),
+        (
+            "SmolLM3ForCausalLM",
+            {"sliding_window": 512, "use_sliding_window": True, "no_rope_layer_interval": 2},
+            ".w.",
+        ),
     ],
 )
-def test_context_ends_where_a_window_would_begin_to_hide(
-    architecture: str, changes: dict[str, Any], length: int
+def test_each_layer_has_the_window_its_architecture_gives_it(
+    architecture: str, changes: dict[str, Any], windowed: str
 ) -> None:
-    assert read(architecture, **changes).context_length == length
+    config = read(architecture, **changes)
+    windows = [layer.window for layer in config.layers]
+    assert windows == [512 if sign == "w" else NO_WINDOW for sign in windowed]
+    assert config.context_length == 8192
+
+
+def test_a_window_that_no_key_sizes_is_the_one_of_transformers() -> None:
+    assert {layer.window for layer in read("MistralForCausalLM").layers} == {4096}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"layer_types": SLIDING[:2]}, ConfigError, "legal is a list of 3, one per layer"),
+        ({"layer_types": ["linear_attention"] * 3}, UnsupportedError, "has 'linear_attention'"),
+    ],
+)
+def test_layer_types_that_do_not_fit_are_refused(
+    changes: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        read("Gemma2ForCausalLM", **changes)
+
+
+def test_layers_without_rotation_are_listed_or_every_nth() -> None:
+    every_second = read("SmolLM3ForCausalLM", no_rope_layer_interval=2)
+    listed = read("SmolLM3ForCausalLM", no_rope_layers=[1, 0, 1])
+    assert every_second.layers == listed.layers
+    assert [layer.rope for layer in listed.layers][1] == NoRope()
+    assert listed.ropes == (DefaultRope(2e6), NoRope())
+    with pytest.raises(ConfigError, match=r"no_rope_layers is .* legal is a list of 3"):
+        read("SmolLM3ForCausalLM", no_rope_layers=[1, 0])
+
+
+LONGROPE = {"type": "longrope", "short_factor": [1.5] * 8, "long_factor": [3.0] * 8}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("Phi3ForCausalLM", {"rope_scaling": LONGROPE, "original_max_position_embeddings": 1024}),
+        (
+            "Ministral3ForCausalLM",
+            {
+                "rope_parameters": {
+                    "type": "yarn",
+                    "factor": 8.0,
+                    "llama_4_scaling_beta": 0.1,
+                    "original_max_position_embeddings": 1024,
+                }
+            },
+        ),
+    ],
+)
+def test_context_ends_where_positions_would_change_their_meaning(
+    architecture: str, changes: dict[str, Any]
+) -> None:
+    assert read(architecture, **changes).context_length == 1024
+
+
+def test_longrope_has_a_factor_for_every_pair() -> None:
+    with pytest.raises(ConfigError, match=r"rope_scaling\.short_factor is .* a list of 8"):
+        read("Phi3ForCausalLM", rope_scaling={**LONGROPE, "short_factor": [1.0] * 7})
+
+
+def test_the_decoder_of_a_folder_with_towers_is_in_text_config() -> None:
+    plain = read("Qwen3ForCausalLM", tie_word_embeddings=True)
+    text = minimal("Qwen3ForCausalLM", rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]})
+    outer = {"architectures": ["Qwen3VLForConditionalGeneration"], "tie_word_embeddings": True}
+    config = ModelConfig.from_hf({**outer, "text_config": text, "vocab_size": 3}, FILE)
+    assert replace(config, architecture=plain.architecture) == plain
+    del text["hidden_size"]
+    with pytest.raises(ConfigError, match=r"text_config\.hidden_size is missing"):
+        ModelConfig.from_hf({**outer, "text_config": text}, FILE)
+
+
+def test_the_tensors_say_what_is_fused_and_where_the_decoder_is() -> None:
+    def layout(architecture: str, *tensors: str) -> Layout:
+        return ModelConfig.from_hf(minimal(architecture), FILE, tensors).layout
+
+    assert layout("Phi3ForCausalLM").fused == {QKV, GATE_UP}
+    assert layout("Phi3ForCausalLM", "model.layers.0.mlp.up_proj.qweight").fused == {QKV}
+    assert layout("LlamaForCausalLM", "model.layers.0.self_attn.qkv_proj.weight").fused == {QKV}
+    nested = layout(
+        "Gemma3ForConditionalGeneration",
+        "language_model.model.embed_tokens.weight",
+        "language_model.lm_head.weight",
+    )
+    assert (nested.embedding, nested.head) == (
+        "language_model.model.embed_tokens",
+        "language_model.lm_head",
+    )
 
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -165,11 +281,11 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     ],
 )
 def test_both_spellings_of_rope_are_read(changes: dict[str, Any], rope: object) -> None:
-    assert read(**changes).rope == rope
+    assert read(**changes).ropes == (rope,)
 
 
 @pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
-@pytest.mark.parametrize("kind", ["dynamic", "longrope", "mrope"])
+@pytest.mark.parametrize("kind", ["dynamic", "mrope"])
 def test_an_unsupported_rope_is_refused_by_name(spelling: str, kind: str) -> None:
     with pytest.raises(UnsupportedError, match=rf"{spelling}\.rope_type is '{kind}'"):
         read(**{spelling: {"rope_type": kind, "factor": 2.0}})
@@ -186,7 +302,7 @@ def test_an_unsupported_rope_is_refused_by_name(spelling: str, kind: str) -> Non
 def test_yarn_computes_the_magnitude_that_is_not_given(
     extra: dict[str, Any], magnitude: float
 ) -> None:
-    rope = read(rope_scaling={"type": "yarn", "factor": 4.0, **extra}).rope
+    (rope,) = read(rope_scaling={"type": "yarn", "factor": 4.0, **extra}).ropes
     assert isinstance(rope, YarnRope)
     assert rope.magnitude == pytest.approx(magnitude)
 

@@ -13,7 +13,7 @@ from terrazzo.models.loader import load
 from terrazzo.nn.attention import CausalContext
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-NO_DECODER = ("mixtral-w4-g32", "qwen3_moe-rules", "wild-fused-on-disk-phi3")
+NO_DECODER = ("mixtral-w4-g32", "qwen3_moe-rules")
 FOLDERS = sorted(path.parent.name for path in GOLDEN.glob("*/golden.safetensors"))
 
 

@@ -20,6 +20,26 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+BY_KIND = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.5, 2.0, 4.0],
+    "long_factor": [9.0] * 4,
+    "partial_rotary_factor": 0.5,
+}
+SLIDING = ["sliding_attention", "full_attention"]
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24}
+GRANITE = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.5,
+}
+
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
     ("llama", {"num_key_value_heads": 1}),
@@ -28,13 +48,49 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"tie_word_embeddings": True, "rms_norm_eps": 1e-2}),
     ("llama", {"rope_parameters": LLAMA3}),
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 50.0}}),
+    ("llama", {"rope_parameters": {**YARN, "rope_theta": 500.0}}),
     ("mistral", {}),
+    ("mistral", {"sliding_window": 5}),
+    ("ministral", {"sliding_window": 5, "layer_types": SLIDING, "head_dim": 12}),
+    ("ministral3", {"head_dim": 12, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}}),
     ("mistral", {"sliding_window": None, "num_key_value_heads": 4}),
     ("mistral", {"head_dim": 8, "tie_word_embeddings": True}),
     ("qwen2", {}),
     ("qwen2", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
     ("qwen2", {"hidden_size": 60, "num_attention_heads": 6, "intermediate_size": 50}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     ("qwen3", {"head_dim": 16}),
+    ("qwen3", {"head_dim": 8, "use_sliding_window": True, "sliding_window": 3}),
+    (
+        "qwen3",
+        {"head_dim": 8, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0},
+    ),
+    ("gemma2", GEMMA),
+    ("gemma2", {**GEMMA, "sliding_window": 6, "attn_logit_softcapping": 0.5}),
+    ("gemma2", {**GEMMA, "final_logit_softcapping": None, "attn_logit_softcapping": None}),
+    ("gemma3_text", {**GEMMA, "sliding_window": 6, "layer_types": SLIDING}),
+    ("gemma3_text", {**GEMMA, "sliding_window": 6, "num_hidden_layers": 7}),
+    ("gemma3_text", {**GEMMA, "final_logit_softcapping": 3.0, "rope_parameters": BY_KIND}),
+    ("phi3", {}),
+    ("phi3", {"sliding_window": 5, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    ("phi3", {"hidden_size": 64, "partial_rotary_factor": 0.75}),
+    (
+        "phi3",
+        {"hidden_size": 64, "rope_parameters": LONGROPE, "original_max_position_embeddings": 32},
+    ),
+    ("smollm3", {"no_rope_layer_interval": 2}),
+    ("smollm3", {"no_rope_layers": [0, 1], "attention_bias": True, "mlp_bias": True}),
+    (
+        "smollm3",
+        {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 5},
+    ),
+    ("olmo2", {}),
+    ("olmo2", {"num_key_value_heads": 4, "attention_bias": True}),
+    ("granite", {}),
+    ("granite", {**GRANITE, "attention_bias": True, "mlp_bias": True}),
+    ("glm", {"head_dim": 16}),
+    ("glm4", {"head_dim": 16}),
+    ("glm4", {"head_dim": 16, "partial_rotary_factor": 0.25, "attention_bias": False}),
     ("qwen3", {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True}),
     ("qwen3", {"head_dim": 32, "num_key_value_heads": 1, "vocab_size": 33}),
 ]

@@ -90,9 +90,7 @@ class LLM:
     def __init__(self, folder: str | Path, config: EngineConfig = DEFAULT_CONFIG) -> None:
         self.folder = Path(folder)
         checkpoint = Checkpoint(self.folder)
-        self.model_config = ModelConfig.from_hf(
-            checkpoint.model_config, self.folder / "config.json"
-        )
+        self.model_config = ModelConfig.of(checkpoint)
         self.memory_plan: MemoryPlan = plan_memory(
             checkpoint, self.model_config, config, available_memory()
         )

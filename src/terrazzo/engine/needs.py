@@ -35,7 +35,7 @@ def model_needs(checkpoint: Checkpoint, model: ModelConfig, policy: KernelPolicy
     """Keys and values are float32."""
     values_per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim
     return ModelNeeds(
-        weight_bytes=weight_bytes(checkpoint, plan_linears(checkpoint, model, policy)),
+        weight_bytes=weight_bytes(checkpoint, model, plan_linears(checkpoint, model, policy)),
         kv_bytes_per_token=4 * values_per_token,
         context_length=model.context_length,
         kernel_policy=policy,

@@ -93,9 +93,7 @@ def inspect(folder: str | Path, config: EngineConfig = DEFAULT_CONFIG) -> Inspec
     linears: tuple[LinearPlan, ...] = ()
     outcome: Serving | Unservable
     try:
-        model_config = ModelConfig.from_hf(
-            checkpoint.model_config, checkpoint.folder / "config.json"
-        )
+        model_config = ModelConfig.of(checkpoint)
         report = audit(checkpoint, model_config)
         memory = plan_memory(checkpoint, model_config, config, available_memory())
         linears = plan_linears(checkpoint, model_config, memory.needs.kernel_policy)

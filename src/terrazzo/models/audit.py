@@ -15,14 +15,8 @@ import torch
 from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.errors import TensorError
 from terrazzo.models.config import ModelConfig
-from terrazzo.models.parameters import (
-    EMBEDDING,
-    Parameter,
-    ParameterKind,
-    head_parameter,
-    parameters,
-)
-from terrazzo.rules import LM_HEAD
+from terrazzo.models.layout import Layout
+from terrazzo.models.parameters import Parameter, ParameterKind, head_parameter, parameters
 from terrazzo.spec import WORD_BITS, QuantSpec, words_for
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -81,7 +75,7 @@ def audit(checkpoint: Checkpoint, config: ModelConfig) -> LoadReport:
 
 def _wanted(checkpoint: Checkpoint, config: ModelConfig) -> tuple[Parameter, ...]:
     """The parameters of the architecture; a head the file brings along counts though it is tied."""
-    if config.tie_word_embeddings and LM_HEAD in checkpoint.plan:
+    if config.tie_word_embeddings and config.layout.head in checkpoint.plan:
         return (*parameters(config), head_parameter(config))
     return parameters(config)
 
@@ -157,25 +151,26 @@ def _message(checkpoint: Checkpoint, config: ModelConfig, problems: list[str]) -
 def _with_head(
     checkpoint: Checkpoint, config: ModelConfig, ignored: tuple[IgnoredTensor, ...]
 ) -> LoadReport:
+    layout = config.layout
     if not config.tie_word_embeddings:
         return LoadReport(HeadWeights.OWN, ignored, ())
-    if LM_HEAD not in checkpoint.plan:
+    if layout.head not in checkpoint.plan:
         return LoadReport(HeadWeights.EMBEDDING, ignored, ())
-    if _repeats_embedding(checkpoint):
+    if _repeats_embedding(checkpoint, layout):
         twin = IgnoredTensor(
-            f"{LM_HEAD}.weight", f"equal to {EMBEDDING}.weight, which it is tied to"
+            f"{layout.head}.weight", f"equal to {layout.embedding}.weight, which it is tied to"
         )
         return LoadReport(HeadWeights.EMBEDDING, (*ignored, twin), ())
     remark = (
-        "config.json ties lm_head to the embedding (tie_word_embeddings), but the file holds an "
-        f"lm_head of its own ({checkpoint.plan[LM_HEAD].spec}): using the tensors. Set "
+        f"config.json ties {layout.head} to the embedding (tie_word_embeddings), but the file has "
+        f"weights of its own for it ({checkpoint.plan[layout.head].spec}): using the tensors. Set "
         "tie_word_embeddings to false to say so in config.json too"
     )
     return LoadReport(HeadWeights.OWN, ignored, (remark,))
 
 
-def _repeats_embedding(checkpoint: Checkpoint) -> bool:
-    head, embedding = f"{LM_HEAD}.weight", f"{EMBEDDING}.weight"
+def _repeats_embedding(checkpoint: Checkpoint, layout: Layout) -> bool:
+    head, embedding = f"{layout.head}.weight", f"{layout.embedding}.weight"
     return (
         head in checkpoint.tensor_names
         and checkpoint.dtype(head) == checkpoint.dtype(embedding)

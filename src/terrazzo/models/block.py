@@ -1,10 +1,12 @@
 """One decoder layer as four stages, each the linears of one shared input and what follows them.
 
-    enter       hidden                                -> x = input norm of hidden
+    enter       hidden                                -> x = norm of hidden
     stage 0     q, k, v of x -> attention             -> x = heads side by side
-    stage 1     o of x -> residual sum                -> x = post-attention norm of the sum
-    stage 2     gate, up of x -> silu(gate) * up      -> x = that product
-    stage 3     down of x -> residual sum             -> hidden of the next layer
+    stage 1     o of x -> norm -> residual sum        -> x = norm of the sum
+    stage 2     gate, up of x -> act(gate) * up       -> x = that product
+    stage 3     down of x -> norm -> residual sum     -> hidden of the next layer
+
+An architecture has some of the four norms; the others pass everything as it is.
 
 Between two stages stands a `Flow`: the residual stream and the exact input `x` of the next linears.
 That is the seam quantization works at, without a second description of the layer:
@@ -25,12 +27,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
+from terrazzo.nn.activation import Activation
 from terrazzo.nn.attention import Attention, Pass
 from terrazzo.nn.fused import FusedLinear
-from terrazzo.nn.norm import RMSNorm
+from terrazzo.nn.norm import Norm
 from terrazzo.spec import Name
 
 
@@ -85,38 +88,36 @@ class AttendStep:
 
 @dataclass(frozen=True, slots=True)
 class AddNormStep:
-    """Adds to the residual stream and norms it for the linears that come next."""
+    """Adds to the residual stream and norms it for the linears that come next.
 
-    norm: RMSNorm
+    after: of what is added. multiplier: of it. before: of the sum.
+    """
+
+    after: Norm
+    multiplier: float
+    before: Norm
 
     def __call__(self, flow: Flow, y_TN: Tensor, forward: Pass) -> Flow:
-        residual_TH = flow.residual_TH + y_TN
-        return Flow(residual_TH, self.norm(residual_TH))
+        residual_TH = torch.add(flow.residual_TH, self.after(y_TN), alpha=self.multiplier)
+        return Flow(residual_TH, self.before(residual_TH))
 
 
 @dataclass(frozen=True, slots=True)
 class GateStep:
-    """gate, up side by side -> silu(gate) * up."""
+    """gate, up side by side -> activation(gate) * up."""
+
+    activation: Activation
 
     def __call__(self, flow: Flow, y_TN: Tensor, forward: Pass) -> Flow:
         gate_TI, up_TI = y_TN.chunk(2, dim=-1)
-        return Flow(flow.residual_TH, silu(gate_TI).mul_(up_TI))
-
-
-@dataclass(frozen=True, slots=True)
-class AddStep:
-    """Adds to the residual stream and ends the block."""
-
-    def __call__(self, flow: Flow, y_TN: Tensor, forward: Pass) -> Flow:
-        residual_TH = flow.residual_TH + y_TN
-        return Flow(residual_TH, residual_TH)
+        return Flow(flow.residual_TH, self.activation(gate_TI).mul_(up_TI))
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """One decoder layer, born with its weights. stages: the four of the file's first lines."""
 
-    input_norm: RMSNorm
+    input_norm: Norm
     stages: tuple[Stage, Stage, Stage, Stage]
 
     def enter(self, hidden_TH: Tensor) -> Flow:

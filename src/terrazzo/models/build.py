@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from terrazzo.kernels.choose import KernelPolicy
-from terrazzo.models.architectures import HeadNormRule
-from terrazzo.models.block import AddNormStep, AddStep, AttendStep, Block, GateStep, Stage
+from terrazzo.models.architectures import NO_NORM, HeadNormRule
+from terrazzo.models.block import AddNormStep, AttendStep, Block, GateStep, Stage
 from terrazzo.models.config import ModelConfig
 from terrazzo.models.decoder import Decoder, Head
-from terrazzo.models.parameters import EMBEDDING, FINAL_NORM, LayerNames
+from terrazzo.models.layout import LayerNames
 from terrazzo.models.source import WeightSource
-from terrazzo.nn.attention import Attention, HeadStep
+from terrazzo.nn.attention import Attention, HeadStep, Scoring
 from terrazzo.nn.embedding import Embedding
 from terrazzo.nn.fused import FusedLinear
-from terrazzo.nn.norm import HeadNorm, PlainHeads, RMSNorm
-from terrazzo.nn.rope import RotaryEmbedding
-from terrazzo.rules import LM_HEAD
+from terrazzo.nn.norm import HeadNorm, Norm, PlainHeads, PlainHidden, ProjectionNorm, RMSNorm
+from terrazzo.nn.rope import RotaryEmbeddings
 from terrazzo.spec import Name
 
 
@@ -30,19 +29,20 @@ def build_decoder(
     """The whole model; `source` is asked for one module after the other."""
     return Decoder(
         config,
-        build_embedding(source),
+        build_embedding(config, source),
         build_rotary(config),
         tuple(build_block(config, layer, source, policy) for layer in range(config.num_layers)),
         build_head(config, source, policy),
     )
 
 
-def build_embedding(source: WeightSource) -> Embedding:
-    return Embedding(source.embedding(EMBEDDING))
+def build_embedding(config: ModelConfig, source: WeightSource) -> Embedding:
+    weight_VH = source.embedding(config.layout.embedding)
+    return Embedding(weight_VH, config.multipliers.embedding)
 
 
-def build_rotary(config: ModelConfig) -> RotaryEmbedding:
-    return RotaryEmbedding.of(config.rope, config.head_dim)
+def build_rotary(config: ModelConfig) -> RotaryEmbeddings:
+    return RotaryEmbeddings.of(config.ropes, config.rotary_dim, config.architecture.pairing)
 
 
 def build_block(
@@ -52,28 +52,46 @@ def build_block(
     policy: KernelPolicy = KernelPolicy.SPEED,
 ) -> Block:
     """Reads the weights of decoder layer `layer`."""
-    names = LayerNames(layer)
-    attention = Attention(
+    names, norms = config.layout.layer(layer), config.architecture.norms
+
+    def norm(child: str) -> Norm:
+        return PlainHidden() if child == NO_NORM else _norm(config, names.under(child), source)
+
+    multiplier = config.multipliers.residual
+    settle = AddNormStep(norm(norms.after_attention), multiplier, norm(norms.before_mlp))
+    finish = AddNormStep(norm(norms.after_mlp), multiplier, PlainHidden())
+    attend = AttendStep(_attention(config, layer, _head_step(config, names, source)))
+    stages = (
+        Stage(_fused(names.qkv, source, policy), attend),
+        Stage(_fused(names.output, source, policy), settle),
+        Stage(_fused(names.gate_up, source, policy), GateStep(config.activation)),
+        Stage(_fused(names.down, source, policy), finish),
+    )
+    return Block(norm(norms.before_attention), stages)
+
+
+def _attention(config: ModelConfig, layer: int, normalize: HeadStep) -> Attention:
+    how, multipliers = config.layers[layer], config.multipliers
+    return Attention(
         layer,
         config.num_attention_heads,
         config.num_kv_heads,
         config.head_dim,
-        _head_step(config, names, source),
+        normalize,
+        config.ropes.index(how.rope),
+        Scoring(multipliers.attention, how.window, multipliers.attention_cap),
     )
-    middle_norm = _norm(config, names.post_attention_norm, source)
-    stages = (
-        Stage(_fused(names.qkv, source, policy), AttendStep(attention)),
-        Stage(_fused(names.output, source, policy), AddNormStep(middle_norm)),
-        Stage(_fused(names.gate_up, source, policy), GateStep()),
-        Stage(_fused(names.down, source, policy), AddStep()),
-    )
-    return Block(_norm(config, names.input_norm, source), stages)
 
 
 def build_head(
     config: ModelConfig, source: WeightSource, policy: KernelPolicy = KernelPolicy.SPEED
 ) -> Head:
-    return Head(_norm(config, FINAL_NORM, source), _fused((LM_HEAD,), source, policy))
+    return Head(
+        _norm(config, config.layout.final_norm, source),
+        _fused((config.layout.head,), source, policy),
+        config.multipliers.logits,
+        config.multipliers.logits_cap,
+    )
 
 
 def _norm(config: ModelConfig, name: Name, source: WeightSource) -> RMSNorm:
@@ -81,15 +99,14 @@ def _norm(config: ModelConfig, name: Name, source: WeightSource) -> RMSNorm:
 
 
 def _head_step(config: ModelConfig, names: LayerNames, source: WeightSource) -> HeadStep:
-    if config.architecture.head_norm is HeadNormRule.PLAIN:
+    rule, eps = config.architecture.head_norm, config.rms_norm_eps
+    if rule is HeadNormRule.PLAIN:
         return PlainHeads()
-    return HeadNorm.of(
-        source.norm(names.query_norm),
-        source.norm(names.key_norm),
-        config.num_attention_heads,
-        config.num_kv_heads,
-        config.rms_norm_eps,
-    )
+    query, key = source.norm(names.query_norm), source.norm(names.key_norm)
+    if rule is HeadNormRule.WHOLE:
+        width = config.head_dim
+        return ProjectionNorm(query.view(-1, width), key.view(-1, width), eps)
+    return HeadNorm.of(query, key, config.num_attention_heads, config.num_kv_heads, eps)
 
 
 def _fused(names: Sequence[Name], source: WeightSource, policy: KernelPolicy) -> FusedLinear:

@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.errors import ConfigError, UnsupportedError
 from terrazzo.models.architectures import (
     ARCHITECTURES,
     Architecture,
     BiasRule,
     HeadDimFromHidden,
-    WindowRule,
+    Modality,
 )
 from terrazzo.models.keys import Keys
-from terrazzo.models.rope_config import read_rope
+from terrazzo.models.layer_config import LayerAttention, read_layers
+from terrazzo.models.layout import Layout
+from terrazzo.models.multipliers import Multipliers, read_multipliers
+from terrazzo.models.rope_config import read_ropes
+from terrazzo.nn.activation import Activation
 from terrazzo.nn.rope import Rope
 
-DEFAULT_WINDOW = 4096
-"""What transformers assumes where config.json has no `sliding_window` but a window applies."""
-
-ACTIVATIONS = ("silu", "swish")
-"""Two names of the same function."""
+ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+}
+"""Activations by their names in config.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Sizes and switches of one decoder.
 
-    context_length: positions the model may be run at. It is `max_position_embeddings`, or the
-    sliding window where that is shorter: within it a window never hides anything, so full attention
-    is exact. qkv_bias, output_bias, mlp_bias: whether q/k/v, o, gate/up/down have a bias.
+    layout: names on disk. rotary_dim: features of a head that turn. layers: in what they differ.
+    context_length: positions the model may be run at, `max_position_embeddings` or fewer, see
+    `Ropes.exact_length`. qkv_bias, output_bias, mlp_bias: whether q/k/v, o, gate/up/down have a
+    bias.
     """
 
     architecture: Architecture
+    layout: Layout
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -43,8 +51,11 @@ class ModelConfig:
     num_attention_heads: int
     num_kv_heads: int
     head_dim: int
+    rotary_dim: int
     rms_norm_eps: float
-    rope: Rope
+    activation: Activation
+    multipliers: Multipliers
+    layers: tuple[LayerAttention, ...]
     max_position_embeddings: int
     context_length: int
     tie_word_embeddings: bool
@@ -53,35 +64,56 @@ class ModelConfig:
     mlp_bias: bool
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], source: Path) -> ModelConfig:
-        """config: the parsed config.json. source: its path, for messages.
+    def of(cls, checkpoint: Checkpoint) -> ModelConfig:
+        """What config.json and the tensor names of a folder say; raises what `from_hf` raises."""
+        file = checkpoint.folder / "config.json"
+        return cls.from_hf(checkpoint.model_config, file, checkpoint.tensor_names)
+
+    @classmethod
+    def from_hf(
+        cls, config: Mapping[str, Any], source: Path, tensor_names: Collection[str] = ()
+    ) -> ModelConfig:
+        """config: the parsed config.json. source: its path, for messages. tensor_names: of the
+        checkpoint; they decide its layout, which without them is the usual one.
 
         Raises UnsupportedError for an architecture, activation or rope type we have no code for,
         and ConfigError naming file and key for everything missing or illegal.
         """
-        keys = Keys(config, source)
-        architecture = _architecture(keys)
-        _refuse_other_activations(keys)
+        architecture = _architecture(Keys(config, source))
+        keys = _decoder_keys(Keys(config, source), architecture)
         max_positions = keys.integer("max_position_embeddings")
         num_heads = keys.integer("num_attention_heads")
+        hidden_size = keys.integer("hidden_size")
+        num_layers = keys.integer("num_hidden_layers")
+        head_dim = _head_dim(keys, architecture, num_heads)
+        ropes = read_ropes(keys, architecture, head_dim, max_positions)
         return cls(
             architecture=architecture,
+            layout=Layout.of(tensor_names, architecture.fused),
             vocab_size=keys.integer("vocab_size"),
-            hidden_size=keys.integer("hidden_size"),
+            hidden_size=hidden_size,
             intermediate_size=keys.integer("intermediate_size"),
-            num_layers=keys.integer("num_hidden_layers"),
+            num_layers=num_layers,
             num_attention_heads=num_heads,
             num_kv_heads=_num_kv_heads(keys, num_heads),
-            head_dim=_head_dim(keys, architecture, num_heads),
+            head_dim=head_dim,
+            rotary_dim=ropes.rotary_dim,
             rms_norm_eps=keys.number("rms_norm_eps"),
-            rope=read_rope(keys, max_positions),
+            activation=_activation(keys),
+            multipliers=read_multipliers(keys, architecture, hidden_size, head_dim),
+            layers=read_layers(keys, architecture, num_layers, ropes),
             max_position_embeddings=max_positions,
-            context_length=min(max_positions, _window(keys, architecture, max_positions)),
+            context_length=ropes.exact_length,
             tie_word_embeddings=keys.switch_or("tie_word_embeddings", default=False),
             qkv_bias=_has_bias(keys, architecture.qkv_bias),
             output_bias=_has_bias(keys, architecture.output_bias),
             mlp_bias=_has_bias(keys, architecture.mlp_bias),
         )
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The rotations that occur, each once, in the order of the layers."""
+        return tuple(dict.fromkeys(layer.rope for layer in self.layers))
 
     @property
     def query_features(self) -> int:
@@ -109,10 +141,25 @@ def _architecture(keys: Keys) -> Architecture:
     return ARCHITECTURES[names[0]]
 
 
-def _refuse_other_activations(keys: Keys) -> None:
-    activation = keys.text_or("hidden_act", "silu")
-    if activation not in ACTIVATIONS:
-        raise UnsupportedError(f"{keys.source}: hidden_act is {activation!r}; supported is 'silu'")
+def _decoder_keys(keys: Keys, architecture: Architecture) -> Keys:
+    """The keys of the decoder, with what transformers assumes for those that are absent."""
+    inner = keys
+    if architecture.modality is Modality.TOWERS and keys.has("text_config"):
+        inner = keys.object("text_config")
+    tie = "tie_word_embeddings"
+    outer_tie = {tie: keys.values[tie]} if keys.has(tie) else {}
+    return replace(inner, values={**architecture.defaults, **inner.values, **outer_tie})
+
+
+def _activation(keys: Keys) -> Activation:
+    key = "hidden_activation" if keys.has("hidden_activation") else "hidden_act"
+    name = keys.text_or(key, "silu")
+    if name not in ACTIVATIONS:
+        raise UnsupportedError(
+            f"{keys.source}: {keys.prefix}{key} is {name!r}; supported are "
+            f"{', '.join(map(repr, ACTIVATIONS))}"
+        )
+    return ACTIVATIONS[name]
 
 
 def _num_kv_heads(keys: Keys, num_heads: int) -> int:
@@ -141,21 +188,6 @@ def _head_dim(keys: Keys, architecture: Architecture, num_heads: int) -> int:
             "positions turn pairs of features"
         )
     return head_dim
-
-
-def _window(keys: Keys, architecture: Architecture, max_positions: int) -> int:
-    """Positions that every layer sees; `max_positions` where no window applies."""
-    if not _has_window(keys, architecture.window):
-        return max_positions
-    return keys.integer_or("sliding_window", DEFAULT_WINDOW)
-
-
-def _has_window(keys: Keys, rule: WindowRule) -> bool:
-    if rule is WindowRule.NEVER:
-        return False
-    if rule is WindowRule.IF_SIZED:
-        return "sliding_window" not in keys.values or keys.has("sliding_window")
-    return keys.switch_or("use_sliding_window", default=False)
 
 
 def _has_bias(keys: Keys, rule: BiasRule) -> bool:

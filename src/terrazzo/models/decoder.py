@@ -11,20 +11,29 @@ from terrazzo.models.config import ModelConfig
 from terrazzo.nn.attention import AttentionContext, Pass
 from terrazzo.nn.embedding import Embedding
 from terrazzo.nn.fused import FusedLinear
+from terrazzo.nn.grouped import NO_CAP, softcap_
 from terrazzo.nn.norm import RMSNorm
-from terrazzo.nn.rope import RotaryEmbedding
+from terrazzo.nn.rope import RotaryEmbeddings
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The final norm and the projection to the vocabulary, an ordinary linear."""
+    """The final norm and the projection to the vocabulary, an ordinary linear.
+
+    multiplier: of the logits. cap: they become `cap * tanh(logit / cap)` where it is finite.
+    """
 
     norm: RMSNorm
     linear: FusedLinear
+    multiplier: float = 1.0
+    cap: float = NO_CAP
 
     def __call__(self, hidden_RH: Tensor) -> Tensor:
         """float32 [R, hidden] -> float32 [R, vocabulary]."""
-        return self.linear(self.norm(hidden_RH))
+        logits_RV = self.linear(self.norm(hidden_RH))
+        if self.multiplier != 1.0:
+            logits_RV.mul_(self.multiplier)
+        return logits_RV if self.cap == NO_CAP else softcap_(logits_RV, self.cap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +42,7 @@ class Decoder:
 
     config: ModelConfig
     embedding: Embedding
-    rotary: RotaryEmbedding
+    rotary: RotaryEmbeddings
     blocks: tuple[Block, ...]
     head: Head
 

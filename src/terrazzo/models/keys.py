@@ -62,6 +62,21 @@ class Keys:
             return tuple(value)
         raise self.illegal(key, "legal is a list of strings")
 
+    def wholes_or(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        """Whole numbers from zero on; a number alone is a list of one."""
+        value = self.values[key] if self.has(key) else default
+        items = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        if all(isinstance(item, int) and item >= 0 for item in items):
+            return items
+        raise self.illegal(key, "legal are whole numbers from zero on")
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """Positive numbers."""
+        value = self._required(key)
+        if isinstance(value, list) and all(isinstance(x, (int, float)) and x > 0 for x in value):
+            return tuple(map(float, value))
+        raise self.illegal(key, "legal is a list of positive numbers")
+
     def object(self, key: str) -> Keys:
         """The JSON object under `key`; an empty one where it is absent."""
         value = self.values[key] if self.has(key) else {}

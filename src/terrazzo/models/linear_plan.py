@@ -9,7 +9,7 @@ from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.kernels.base import GemmProblem
 from terrazzo.kernels.choose import Choice, KernelPolicy, choose
 from terrazzo.models.config import ModelConfig
-from terrazzo.models.parameters import EMBEDDING, ParameterKind, head_parameter, parameters
+from terrazzo.models.parameters import ParameterKind, head_parameter, parameters
 from terrazzo.spec import DENSE, Name
 
 
@@ -50,7 +50,7 @@ def _linears(
         yield LinearPlan(name, problem, choose(problem, policy))
 
 
-def weight_bytes(checkpoint: Checkpoint, plans: tuple[LinearPlan, ...]) -> int:
+def weight_bytes(checkpoint: Checkpoint, config: ModelConfig, plans: tuple[LinearPlan, ...]) -> int:
     """Memory of the loaded model: prepared weights and the embedding as it is in its file."""
-    embedding = checkpoint.num_bytes(f"{EMBEDDING}.weight")
+    embedding = checkpoint.num_bytes(f"{config.layout.embedding}.weight")
     return embedding + sum(plan.prepared_bytes for plan in plans)

@@ -18,9 +18,8 @@ from terrazzo.models.audit import HeadWeights, LoadReport, audit
 from terrazzo.models.build import build_decoder
 from terrazzo.models.config import ModelConfig
 from terrazzo.models.decoder import Decoder
-from terrazzo.models.parameters import EMBEDDING, ParameterKind, parameters
+from terrazzo.models.parameters import ParameterKind, parameters
 from terrazzo.nn.weights import NO_BIAS, AnyBias, Bias, LinearWeight
-from terrazzo.rules import LM_HEAD
 from terrazzo.spec import Name, QuantSpec
 
 
@@ -40,8 +39,9 @@ class CheckpointSource:
         return LinearWeight(name, self._weight(name), self._bias(name))
 
     def _weight(self, name: Name) -> Weight:
-        if name == LM_HEAD and self.report.head is HeadWeights.EMBEDDING:
-            return DenseTensor(self.embedding(EMBEDDING))
+        layout = self.config.layout
+        if name == layout.head and self.report.head is HeadWeights.EMBEDDING:
+            return DenseTensor(self.embedding(layout.embedding))
         if isinstance(self.checkpoint.plan[name].spec, QuantSpec):
             return self.checkpoint.quant_tensor(name)
         return DenseTensor(self.checkpoint.tensor(f"{name}.weight"))
@@ -52,7 +52,8 @@ class CheckpointSource:
         return Bias(self.checkpoint.tensor(f"{name}.bias").to(torch.float32))
 
     def norm(self, name: Name) -> Tensor:
-        return self.checkpoint.tensor(f"{name}.weight").to(torch.float32)
+        stored = self.checkpoint.tensor(f"{name}.weight").to(torch.float32)
+        return stored + self.config.architecture.norm_weight.value
 
     def embedding(self, name: Name) -> Tensor:
         return self.checkpoint.tensor(f"{name}.weight")
@@ -63,7 +64,7 @@ def open_source(checkpoint: Checkpoint) -> CheckpointSource:
 
     Raises ConfigError, UnsupportedError or TensorError before anything is built.
     """
-    config = ModelConfig.from_hf(checkpoint.model_config, checkpoint.folder / "config.json")
+    config = ModelConfig.of(checkpoint)
     report = audit(checkpoint, config)
     biased = {p.name for p in parameters(config) if p.kind is ParameterKind.LINEAR_BIAS}
     return CheckpointSource(checkpoint, config, report, frozenset(biased))

@@ -5,13 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from terrazzo.models.architectures import HeadNormRule
+from terrazzo.models.architectures import NO_NORM, HeadNormRule
 from terrazzo.models.config import ModelConfig
-from terrazzo.rules import LM_HEAD
+from terrazzo.models.layout import LayerNames
 from terrazzo.spec import Name
-
-EMBEDDING: Name = "model.embed_tokens"
-FINAL_NORM: Name = "model.norm"
 
 
 class ParameterKind(enum.Enum):
@@ -38,56 +35,10 @@ class Parameter:
         return f"{self.name}.{suffix}"
 
 
-@dataclass(frozen=True, slots=True)
-class LayerNames:
-    """The module names of one decoder layer."""
-
-    layer: int
-
-    def _under(self, child: str) -> Name:
-        return f"model.layers.{self.layer}.{child}"
-
-    @property
-    def input_norm(self) -> Name:
-        return self._under("input_layernorm")
-
-    @property
-    def post_attention_norm(self) -> Name:
-        return self._under("post_attention_layernorm")
-
-    @property
-    def query_norm(self) -> Name:
-        return self._under("self_attn.q_norm")
-
-    @property
-    def key_norm(self) -> Name:
-        return self._under("self_attn.k_norm")
-
-    @property
-    def qkv(self) -> tuple[Name, Name, Name]:
-        return (
-            self._under("self_attn.q_proj"),
-            self._under("self_attn.k_proj"),
-            self._under("self_attn.v_proj"),
-        )
-
-    @property
-    def output(self) -> tuple[Name]:
-        return (self._under("self_attn.o_proj"),)
-
-    @property
-    def gate_up(self) -> tuple[Name, Name]:
-        return self._under("mlp.gate_proj"), self._under("mlp.up_proj")
-
-    @property
-    def down(self) -> tuple[Name]:
-        return (self._under("mlp.down_proj"),)
-
-
 def shared_inputs(config: ModelConfig, layer: int) -> tuple[tuple[Name, ...], ...]:
     """Linears of one layer, grouped by the input they share, in the order they run."""
     assert 0 <= layer < config.num_layers, f"no layer {layer} among {config.num_layers}"
-    names = LayerNames(layer)
+    names = config.layout.layer(layer)
     return (names.qkv, names.output, names.gate_up, names.down)
 
 
@@ -105,38 +56,68 @@ def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
     """In the order they are used. A head tied to the embedding has no parameter of its own."""
     width = (config.hidden_size,)
     embedding = Parameter(
-        EMBEDDING, ParameterKind.EMBEDDING, (config.vocab_size, config.hidden_size)
+        config.layout.embedding, ParameterKind.EMBEDDING, (config.vocab_size, config.hidden_size)
     )
     layers = [
         parameter for layer in range(config.num_layers) for parameter in _layer(config, layer)
     ]
-    final_norm = Parameter(FINAL_NORM, ParameterKind.NORM, width)
+    final_norm = Parameter(config.layout.final_norm, ParameterKind.NORM, width)
     heads = () if config.tie_word_embeddings else (head_parameter(config),)
     return (embedding, *layers, final_norm, *heads)
 
 
 def head_parameter(config: ModelConfig) -> Parameter:
     """The output head as a linear of its own."""
-    return Parameter(LM_HEAD, ParameterKind.LINEAR, (config.vocab_size, config.hidden_size))
+    shape = (config.vocab_size, config.hidden_size)
+    return Parameter(config.layout.head, ParameterKind.LINEAR, shape)
 
 
 def _layer(config: ModelConfig, layer: int) -> list[Parameter]:
-    names = LayerNames(layer)
+    names, norms = config.layout.layer(layer), config.architecture.norms
     hidden, inner = config.hidden_size, config.intermediate_size
     query, kv = config.query_features, config.kv_features
-    query_name, *kv_names = names.qkv
-    found = [Parameter(names.input_norm, ParameterKind.NORM, (hidden,))]
-    found += _linear(query_name, query, hidden, config.qkv_bias)
-    for name in kv_names:
-        found += _linear(name, kv, hidden, config.qkv_bias)
-    if config.architecture.head_norm is HeadNormRule.PER_HEAD:
-        for name in (names.query_norm, names.key_norm):
-            found.append(Parameter(name, ParameterKind.NORM, (config.head_dim,)))
-    found += _linear(names.output[0], hidden, query, config.output_bias)
-    found.append(Parameter(names.post_attention_norm, ParameterKind.NORM, (hidden,)))
-    for name in names.gate_up:
-        found += _linear(name, inner, hidden, config.mlp_bias)
-    return found + _linear(names.down[0], hidden, inner, config.mlp_bias)
+    return [
+        *_norm(config, names, norms.before_attention),
+        *_linears(names.qkv, (query, kv, kv), hidden, config.qkv_bias),
+        *_head_norms(config, names),
+        *_linear(names.output[0], hidden, query, config.output_bias),
+        *_norm(config, names, norms.after_attention),
+        *_norm(config, names, norms.before_mlp),
+        *_linears(names.gate_up, (inner, inner), hidden, config.mlp_bias),
+        *_linear(names.down[0], hidden, inner, config.mlp_bias),
+        *_norm(config, names, norms.after_mlp),
+    ]
+
+
+def _norm(config: ModelConfig, names: LayerNames, child: str) -> list[Parameter]:
+    if child == NO_NORM:
+        return []
+    return [Parameter(names.under(child), ParameterKind.NORM, (config.hidden_size,))]
+
+
+def _head_norms(config: ModelConfig, names: LayerNames) -> list[Parameter]:
+    rule = config.architecture.head_norm
+    if rule is HeadNormRule.PLAIN:
+        return []
+    heads = rule is HeadNormRule.WHOLE
+    query = config.query_features if heads else config.head_dim
+    key = config.kv_features if heads else config.head_dim
+    return [
+        Parameter(names.query_norm, ParameterKind.NORM, (query,)),
+        Parameter(names.key_norm, ParameterKind.NORM, (key,)),
+    ]
+
+
+def _linears(
+    names: tuple[Name, ...], outputs: tuple[int, ...], in_features: int, has_bias: bool
+) -> list[Parameter]:
+    """Linears of one input: one for each of `outputs`, or all of them fused."""
+    sizes = outputs if len(names) == len(outputs) else (sum(outputs),)
+    return [
+        parameter
+        for name, size in zip(names, sizes, strict=True)
+        for parameter in _linear(name, size, in_features, has_bias)
+    ]
 
 
 def _linear(name: Name, out_features: int, in_features: int, has_bias: bool) -> list[Parameter]:

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from terrazzo.nn.grouped import causal_look, grouped_attention
+from terrazzo.nn.grouped import Scoring, causal_mask, grouped_attention
 from terrazzo.nn.kv_pool import KVPool
 from terrazzo.nn.reading import ReadPlan, SequenceSpan
 from terrazzo.nn.rope import Rotation
@@ -26,6 +26,7 @@ __all__ = [
     "KVPool",
     "PagedContext",
     "Pass",
+    "Scoring",
     "SequenceSpan",
 ]
 
@@ -38,7 +39,7 @@ class AttentionContext(Protocol):
         """int64 [T]."""
 
     def attend(
-        self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float
+        self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scoring: Scoring
     ) -> Tensor:
         """Causal attention of T queries, float32 -> [T, H, D].
 
@@ -48,17 +49,18 @@ class AttentionContext(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What every layer of one forward pass shares: the context and the rotation of its positions.
+    """What the layers of one forward pass share: the context and the rotations of its positions.
 
-    Made by `RotaryEmbedding` and a context: `Pass(context, rotary(context.positions))`.
+    Made by `RotaryEmbeddings` and a context: `Pass(context, rotary(context.positions))`. A layer
+    knows the index of its rotation.
     """
 
     context: AttentionContext
-    rotation: Rotation
+    rotations: tuple[Rotation, ...]
 
 
 HeadStep: TypeAlias = Callable[[Tensor], Tensor]
-"""[T, query and key heads, head_dim] -> the same shape: HeadNorm or PlainHeads."""
+"""[T, query and key heads, head_dim] -> the same shape: one of those in nn/norm.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class Attention:
     """Heads of one layer: norm, rotation, attention.
 
     layer: index of this layer in the cache. num_heads, num_kv_heads: H and K; H is a multiple of K.
-    normalize: what happens to queries and keys before the rotation.
+    normalize: what happens to queries and keys before the rotation. rotation: index among those of
+    a pass.
     """
 
     layer: int
@@ -74,18 +77,20 @@ class Attention:
     num_kv_heads: int
     head_dim: int
     normalize: HeadStep
+    rotation: int
+    scoring: Scoring
 
     def __call__(self, qkv_TN: Tensor, forward: Pass) -> Tensor:
         """float32 [T, (H + 2 K) * D] -> float32 [T, H * D]. Overwrites the queries and keys."""
         tokens, heads, turning = qkv_TN.shape[0], self.num_heads, self.num_heads + self.num_kv_heads
         qkv_TND = qkv_TN.view(tokens, turning + self.num_kv_heads, self.head_dim)
-        qk_TND = forward.rotation.turn_(self.normalize(qkv_TND[:, :turning]))
+        qk_TND = forward.rotations[self.rotation].turn_(self.normalize(qkv_TND[:, :turning]))
         attended_THD = forward.context.attend(
             self.layer,
             qk_TND[:, :heads],
             qk_TND[:, heads:],
             qkv_TND[:, turning:],
-            self.head_dim**-0.5,
+            self.scoring,
         )
         return attended_THD.reshape(tokens, heads * self.head_dim)
 
@@ -104,13 +109,13 @@ class CausalContext:
         return self._positions
 
     def attend(
-        self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float
+        self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scoring: Scoring
     ) -> Tensor:
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
-        look = causal_look(self._length, self._length)
+        mask = causal_mask(self._length, self._length, scoring.window)
         for start in range(0, q_THD.shape[0], self._length):
             rows = slice(start, start + self._length)
-            out_THD[rows] = grouped_attention(look, q_THD[rows], k_TKD[rows], v_TKD[rows], scale)
+            out_THD[rows] = grouped_attention(mask, q_THD[rows], k_TKD[rows], v_TKD[rows], scoring)
         return out_THD
 
 
@@ -140,7 +145,7 @@ class PagedContext:
         return self._positions
 
     def attend(
-        self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float
+        self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scoring: Scoring
     ) -> Tensor:
         self._pool.store(layer, self._slot_mapping, k_TKD, v_TKD)
-        return self._plan.attend(q_THD, self._pool.keys[layer], self._pool.values[layer], scale)
+        return self._plan.attend(q_THD, self._pool.keys[layer], self._pool.values[layer], scoring)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +24,17 @@ class RMSNorm:
         return _normalized(x_TH, self.eps).mul_(self.weight)
 
 
+@dataclass(frozen=True, slots=True)
+class PlainHidden:
+    """Where an architecture has no norm, the hidden states pass as they are."""
+
+    def __call__(self, x_TH: Tensor) -> Tensor:
+        return x_TH
+
+
+Norm: TypeAlias = RMSNorm | PlainHidden
+
+
 def _normalized(x_TH: Tensor, eps: float) -> Tensor:
     """Its own steps rather than torch's rms_norm: as fast on one row, twice as fast on many."""
     inverse_T1 = x_TH.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
@@ -31,7 +43,7 @@ def _normalized(x_TH: Tensor, eps: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
-    """RMSNorm over each head of the queries and keys at once (Qwen3).
+    """RMSNorm over each head of the queries and keys at once.
 
     weight_ND: float32 [heads, head_dim]; the rows of all query heads come first and are equal to
     each other, then those of all key heads, so that one call normalizes both.
@@ -53,8 +65,30 @@ class HeadNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class ProjectionNorm:
+    """RMSNorm over all query heads as one vector, and over all key heads.
+
+    query_HD: float32 [heads, head_dim]. key_KD: float32 [kv_heads, head_dim].
+    """
+
+    query_HD: Tensor
+    key_KD: Tensor
+    eps: float
+
+    def __call__(self, heads_TND: Tensor) -> Tensor:
+        """float32 [T, heads + kv_heads, head_dim] -> a fresh tensor of the same shape."""
+        heads = len(self.query_HD)
+        sides = ((heads_TND[:, :heads], self.query_HD), (heads_TND[:, heads:], self.key_KD))
+        normalized = [
+            _normalized(side_TND.flatten(1), self.eps).view(side_TND.shape) * weight_ND
+            for side_TND, weight_ND in sides
+        ]
+        return torch.cat(normalized, dim=1)
+
+
+@dataclass(frozen=True, slots=True)
 class PlainHeads:
-    """Queries and keys go into the rotation as they are (every architecture but Qwen3)."""
+    """Queries and keys go into the rotation as they are."""
 
     def __call__(self, heads_TND: Tensor) -> Tensor:
         return heads_TND

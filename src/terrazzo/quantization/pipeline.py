@@ -24,7 +24,6 @@ from terrazzo.checkpoint.writer import CheckpointWriter
 from terrazzo.errors import ConfigError
 from terrazzo.kernels.base import DenseTensor
 from terrazzo.models.build import build_block, build_embedding, build_rotary
-from terrazzo.models.parameters import FINAL_NORM
 from terrazzo.nn.attention import CausalContext, Pass
 from terrazzo.nn.fused import FusedLinear
 from terrazzo.nn.norm import RMSNorm
@@ -89,7 +88,8 @@ def run_job(
         progress.begin(total_work(job, tokens.num_tokens))
         hidden = _walk_blocks(bench, tokens)
         if LM_HEAD in job.plan.quantized:
-            norm = RMSNorm(job.source.norm(FINAL_NORM), job.config.rms_norm_eps)
+            final_norm = job.source.norm(job.config.layout.final_norm)
+            norm = RMSNorm(final_norm, job.config.rms_norm_eps)
             bench.quantize_linears((LM_HEAD,), [norm(hidden_TH) for hidden_TH in hidden])
         copy_dense_tensors(job, writer)
         for file in companion_files(job.checkpoint.folder):
@@ -120,7 +120,7 @@ def _load_tokens(job: Job, options: CalibrationOptions) -> Calibration:
 def _walk_blocks(bench: Bench, tokens: Calibration) -> list[Tensor]:
     """Quantize every block in turn -> the hidden states behind the last one, batch by batch."""
     source, config = bench.job.source, bench.job.config
-    rotary, embedding = build_rotary(config), build_embedding(source)
+    rotary, embedding = build_rotary(config), build_embedding(config, source)
     length = tokens.token_ids_BL.shape[1]
     batches = torch.split(tokens.token_ids_BL, max(1, BATCH_TOKENS // length))
     contexts = [CausalContext(len(batch_BL), length) for batch_BL in batches]

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from terrazzo.nn.attention import CausalContext, KVPool, PagedContext, SequenceSpan
+from terrazzo.nn.attention import CausalContext, KVPool, PagedContext, Scoring, SequenceSpan
+
+PLAIN = Scoring(0.3)
 
 
-def by_definition(q_LHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, scale: float) -> Tensor:
+def by_definition(q_LHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, scoring: Scoring) -> Tensor:
     """The last L of S tokens, one head and one query at a time, in float64."""
     queries, heads, _ = q_LHD.shape
     length, kv_heads, _ = k_SKD.shape
@@ -18,9 +20,16 @@ def by_definition(q_LHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, scale: float) -> 
         keys, values = (x[:, head * kv_heads // heads].double() for x in (k_SKD, v_SKD))
         for query in range(queries):
             seen = length - queries + query + 1
-            weights = (keys[:seen] @ q_LHD[query, head].double() * scale).softmax(0)
-            out[query, head] = weights @ values[:seen]
+            part = slice(max(0, seen - scoring.window), seen)
+            scores = keys[part] @ q_LHD[query, head].double() * scoring.scale
+            if math.isfinite(scoring.softcap):
+                scores = scoring.softcap * (scores / scoring.softcap).tanh()
+            out[query, head] = scores.softmax(0) @ values[part]
     return out
+
+
+SCORINGS = [PLAIN, Scoring(0.3, window=1), Scoring(0.3, window=4), Scoring(0.5, softcap=0.7)]
+SCORINGS.append(Scoring(0.5, window=5, softcap=0.7))
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -29,21 +38,25 @@ def close(actual: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 1)])
 @pytest.mark.parametrize("length", [1, 2, 9])
+@pytest.mark.parametrize("scoring", SCORINGS)
 def test_sequences_of_a_causal_context_do_not_see_each_other(
-    heads: int, kv_heads: int, length: int
+    heads: int, kv_heads: int, length: int, scoring: Scoring
 ) -> None:
     q, k, v = (torch.randn(3 * length, n, 8) for n in (heads, kv_heads, kv_heads))
     context = CausalContext(3, length)
     assert context.positions.tolist() == [*range(length)] * 3
-    actual = context.attend(0, q, k, v, 0.3)
+    actual = context.attend(0, q, k, v, scoring)
     for start in range(0, 3 * length, length):
         rows = slice(start, start + length)
-        close(actual[rows], by_definition(q[rows], k[rows], v[rows], 0.3))
+        close(actual[rows], by_definition(q[rows], k[rows], v[rows], scoring))
 
 
 @pytest.mark.parametrize("table", [[2, 3, 4], [4, 0, 3]], ids=["side by side", "scattered"])
 @pytest.mark.parametrize("chunks", [(10,), (4, 6), (9, 1), (1, 1, 5, 3)])
-def test_chunks_see_everything_stored_before_them(table: list[int], chunks: tuple[int]) -> None:
+@pytest.mark.parametrize("scoring", SCORINGS)
+def test_chunks_see_what_was_stored_before_them(
+    table: list[int], chunks: tuple[int], scoring: Scoring
+) -> None:
     q, k, v = (torch.randn(10, n, 8) for n in (6, 2, 2))
     pool = KVPool.allocate(2, num_pages=5, page_size=4, num_kv_heads=2, head_dim=8)
     outputs, start = [], 0
@@ -53,9 +66,9 @@ def test_chunks_see_everything_stored_before_them(table: list[int], chunks: tupl
         slots = torch.tensor(table)[positions // 4] * 4 + positions % 4
         span = SequenceSpan(0, chunk, end, torch.tensor(table))
         context = PagedContext(pool, positions, slots, (span,))
-        outputs.append(context.attend(1, q[start:end], k[start:end], v[start:end], 0.3))
+        outputs.append(context.attend(1, q[start:end], k[start:end], v[start:end], scoring))
         start = end
-    close(torch.cat(outputs), by_definition(q, k, v, 0.3))
+    close(torch.cat(outputs), by_definition(q, k, v, scoring))
 
 
 def test_layers_and_sequences_of_a_pool_stay_apart() -> None:
@@ -68,9 +81,9 @@ def test_layers_and_sequences_of_a_pool_stay_apart() -> None:
     context = PagedContext(pool, torch.tensor([0, 1, 2, 0]), slots, spans)
     layers = [tuple(torch.randn(4, n, 8) for n in (4, 2, 2)) for _ in range(2)]
     for layer, (q, k, v) in enumerate(layers):
-        actual = context.attend(layer, q, k, v, 0.3)
-        close(actual[:3], by_definition(q[:3], k[:3], v[:3], 0.3))
-        close(actual[3:], by_definition(q[3:], k[3:], v[3:], 0.3))
+        actual = context.attend(layer, q, k, v, PLAIN)
+        close(actual[:3], by_definition(q[:3], k[:3], v[:3], PLAIN))
+        close(actual[3:], by_definition(q[3:], k[3:], v[3:], PLAIN))
     for layer, (_, k, v) in enumerate(layers):
         assert torch.equal(pool.keys[layer].flatten(0, 1)[slots], k)
         assert torch.equal(pool.values[layer].flatten(0, 1)[slots], v)
@@ -79,7 +92,10 @@ def test_layers_and_sequences_of_a_pool_stay_apart() -> None:
 @pytest.mark.parametrize(
     "lengths", [(9,), (4, 5, 7, 6), (1, 9, 16, 2, 3), (8, 8), (5, 300, 256, 257, 200, 6)]
 )
-def test_decoding_together_equals_decoding_alone(lengths: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("scoring", SCORINGS)
+def test_decoding_together_equals_decoding_alone(
+    lengths: tuple[int, ...], scoring: Scoring
+) -> None:
     page_size = 4
     pages_each = max(lengths) // page_size + 1
     pool = KVPool.allocate(1, len(lengths) * pages_each, page_size, 2, 8)
@@ -102,9 +118,9 @@ def test_decoding_together_equals_decoding_alone(lengths: tuple[int, ...]) -> No
     new_k, new_v = (torch.stack([pair[side][-1] for pair in histories]) for side in (0, 1))
     positions = torch.tensor(lengths) - 1
     context = PagedContext(pool, positions, torch.stack(slots), spans)
-    actual = context.attend(0, q, new_k, new_v, 0.3)
+    actual = context.attend(0, q, new_k, new_v, scoring)
     for row, (k, v) in enumerate(histories):
-        close(actual[row : row + 1], by_definition(q[row : row + 1], k, v, 0.3))
+        close(actual[row : row + 1], by_definition(q[row : row + 1], k, v, scoring))
 
 
 def test_a_pool_of_half_precision_rounds_what_it_stores() -> None:
@@ -113,6 +129,6 @@ def test_a_pool_of_half_precision_rounds_what_it_stores() -> None:
     span = SequenceSpan(0, 3, 3, torch.tensor([0]))
     context = PagedContext(pool, torch.arange(3), torch.arange(3), (span,))
     close(
-        context.attend(0, q, k, v, 1 / math.sqrt(8)),
-        by_definition(q, k.half(), v.half(), 1 / math.sqrt(8)),
+        context.attend(0, q, k, v, Scoring(1 / math.sqrt(8))),
+        by_definition(q, k.half(), v.half(), Scoring(1 / math.sqrt(8))),
     )

@@ -1,0 +1,99 @@
+"""How a checkpoint names the modules of a decoder; its tensors decide."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from terrazzo.rules import LM_HEAD
+from terrazzo.spec import Name
+
+QKV = "self_attn.qkv_proj"
+GATE_UP = "mlp.gate_up_proj"
+SHARDS = {
+    QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    GATE_UP: ("mlp.gate_proj", "mlp.up_proj"),
+}
+"""Linears that some tools store as one module, its shards along the output in this order."""
+
+PREFIXES = ("model", "model.language_model", "language_model.model")
+"""Where the decoder is: alone, or beside encoders for pictures and sound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """prefix: of every module but the head. fused: the keys of SHARDS that are one module."""
+
+    prefix: str = PREFIXES[0]
+    head: Name = LM_HEAD
+    fused: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, tensor_names: Collection[str], usual: frozenset[str]) -> Layout:
+        """What the tensors say; where they say nothing, `usual` linears are fused."""
+        prefixes = [each for each in PREFIXES if f"{each}.embed_tokens.weight" in tensor_names]
+        prefix = prefixes[0] if prefixes else PREFIXES[0]
+        heads = [LM_HEAD, f"language_model.{LM_HEAD}"]
+        head = heads[any(name.startswith(f"{heads[1]}.") for name in tensor_names)]
+        first_layer = f"{prefix}.layers.0."
+        inside = [name.removeprefix(first_layer) for name in tensor_names]
+        fused = {each for each in SHARDS if _is_fused(each, inside, each in usual)}
+        return cls(prefix, head, frozenset(fused))
+
+    @property
+    def embedding(self) -> Name:
+        return f"{self.prefix}.embed_tokens"
+
+    @property
+    def final_norm(self) -> Name:
+        return f"{self.prefix}.norm"
+
+    def layer(self, index: int) -> LayerNames:
+        return LayerNames(f"{self.prefix}.layers.{index}", self.fused)
+
+
+def _is_fused(fusion: str, inside: Iterable[str], usual: bool) -> bool:
+    """inside: names of tensors below the first layer."""
+    modules = {name.rpartition(".")[0] for name in inside}
+    if fusion in modules:
+        return True
+    return usual and modules.isdisjoint(SHARDS[fusion])
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """The module names of one decoder layer. root: its own name."""
+
+    root: Name
+    fused: frozenset[str]
+
+    def under(self, child: str) -> Name:
+        return f"{self.root}.{child}"
+
+    @property
+    def query_norm(self) -> Name:
+        return self.under("self_attn.q_norm")
+
+    @property
+    def key_norm(self) -> Name:
+        return self.under("self_attn.k_norm")
+
+    @property
+    def qkv(self) -> tuple[Name, ...]:
+        return self._shards(QKV)
+
+    @property
+    def output(self) -> tuple[Name]:
+        return (self.under("self_attn.o_proj"),)
+
+    @property
+    def gate_up(self) -> tuple[Name, ...]:
+        return self._shards(GATE_UP)
+
+    @property
+    def down(self) -> tuple[Name]:
+        return (self.under("mlp.down_proj"),)
+
+    def _shards(self, fusion: str) -> tuple[Name, ...]:
+        names = (fusion,) if fusion in self.fused else SHARDS[fusion]
+        return tuple(self.under(name) for name in names)
