@@ -23,7 +23,7 @@ from terrazzo.dialects.units import FUSIONS, Role, Unit, units_of
 from terrazzo.rules import LM_HEAD
 from terrazzo.spec import PER_CHANNEL, Name, QuantSpec
 
-_MOE_HIDDEN_STEP = 128
+_MOE_STEP = 128
 _FUSED_ON_DISK = frozenset({"Phi3ForCausalLM", "Plamo3ForCausalLM"})
 """Architectures whose fusions vLLM expects as they are."""
 
@@ -153,9 +153,9 @@ def _experts(base: QuantSpec, unit: Unit, spec: QuantSpec | Skip) -> Iterator[Fi
 
 def _marlin_runs_experts(base: QuantSpec, unit: Unit) -> bool:
     sizes = {shard.name.rpartition(".")[2]: shard.in_features for shard in unit.shards}
-    inner = sizes.get("down_proj", sizes.get("w2", 0))
-    hidden = sizes.get("gate_proj", sizes.get("w1", 0))
-    return hidden % _MOE_HIDDEN_STEP == 0 and inner % base.group_of(inner) == 0
+    inner = sizes.get("down_proj", sizes.get("w2", _MOE_STEP))
+    hidden = sizes.get("gate_proj", sizes.get("w1", _MOE_STEP))
+    return hidden % _MOE_STEP == 0 and inner % base.group_of(inner) == 0
 
 
 def _is_listed(subject: Subject, unit: Unit) -> bool:
