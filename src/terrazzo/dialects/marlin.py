@@ -48,8 +48,10 @@ def group_rows(spec: QuantSpec, in_features: int) -> int:
 
 
 def check_widths(spec: QuantSpec, shard: Linear) -> None:
-    """The columns of qzeros are never cut: other bits always show."""
+    """Inputs must fill whole words. The columns of qzeros are never cut: other bits always show."""
     assert isinstance(shard.spec, QuantSpec)
+    if shard.in_features * spec.bits % WORD_BITS:
+        raise Refusal(f"{shard.in_features} inputs of {spec.bits} bits do not fill their last word")
     disk = packed_shapes(shard.spec, shard.out_features, shard.in_features).qzeros[1]
     expected = shard.out_features * spec.bits // WORD_BITS
     if disk != expected:

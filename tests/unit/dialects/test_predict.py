@@ -176,6 +176,13 @@ def test_a_packed_head_needs_a_vocabulary_in_steps_of_64() -> None:
         assert outcome(engine, subject) is REFUSES
 
 
+def test_inputs_must_fill_their_words() -> None:
+    subject = written({}, QuantSpec(4, -1), {**shapes(), DOWN: (256, 516)})
+    for engine in ("vllm", "sglang"):
+        assert "516 inputs of 4 bits do not fill" in reasons(engine, subject)[DOWN]
+    assert outcome("gptqmodel", subject) is LOADS
+
+
 def test_a_tied_head_is_not_read() -> None:
     subject = replace(written({}, lm_head=True), ties_head=True)
     assert list(reasons("vllm", subject)) == ["lm_head"]
