@@ -51,11 +51,6 @@ class Case:
         return "-".join(parts).replace(" ", "-")
 
 
-def readable(base: QuantSpec, layout: Format) -> Format:
-    """GPTQModel reads an asymmetric base in v1 from itself only."""
-    return Format.GPTQ_V2 if layout is Format.GPTQ and not base.sym else layout
-
-
 def grid() -> list[Case]:
     """Every width with every group size; the other choices alternate, so that all pairs occur."""
     cases = []
@@ -69,7 +64,7 @@ def grid() -> list[Case]:
                     base,
                     dynamic=MIXTURE if (row + 2 * column) % 3 == 0 else {},
                     lm_head=turn % 3 == 0,
-                    checkpoint_format=readable(base, layout),
+                    checkpoint_format=layout,
                 )
             )
     return cases
@@ -83,13 +78,11 @@ CASES = [
     Case(
         QuantSpec(4, 32, sym=False),
         MIXTURE,
-        checkpoint_format=Format.GPTQ_V2,
         architecture="qwen2",
     ),
     Case(
         QuantSpec(3, 32, sym=False),
         MIXTURE,
-        checkpoint_format=Format.GPTQ_V2,
         architecture="qwen3",
         tied=True,
     ),

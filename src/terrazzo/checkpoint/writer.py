@@ -122,6 +122,8 @@ class CheckpointWriter:
     def _close_shard(self) -> None:
         file = self._aside / f"shard-{len(self._shards)}.safetensors"
         save_file(self._pending, file, metadata={"format": "pt"})
+        # safetensors writes for the owner alone; who serves a folder is often somebody else.
+        file.chmod(0o644)
         self._shards.append(_Shard(file, tuple(self._pending), self._pending_bytes))
         self._pending = {}
         self._pending_bytes = 0

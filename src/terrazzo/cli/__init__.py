@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from terrazzo import __version__
+from terrazzo.env import let_idle_threads_sleep
 from terrazzo.errors import TerrazzoError
 
 EXIT_BAD_INPUT = 2
@@ -55,4 +56,5 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
+    let_idle_threads_sleep()
     sys.exit(run(sys.argv[1:]))

@@ -126,16 +126,32 @@ def _damp(rule: Rule, default: float) -> float:
 
 
 def _writable_format(rules: RuleSet, wanted: Format, remarks: list[str]) -> Format:
-    """5, 6 and 7 bits exist in planes only, and a config that speaks of them is read as gptq_p."""
+    """The format that every reader of `wanted` can take.
+
+    5, 6 and 7 bits exist in planes only, and a config that speaks of them is read as gptq_p. An
+    asymmetric base is refused in v1 by GPTQModel unless GPTQModel itself wrote it.
+    """
     specs = [rules.base, *(rule.apply(rules.base) for rule in rules.rules)]
     bits = {spec.bits for spec in specs if isinstance(spec, QuantSpec)}
-    if wanted is Format.GPTQ_P or not bits & PLANAR_ONLY_BITS:
+    if wanted is Format.GPTQ_P:
         return wanted
+    if not bits & PLANAR_ONLY_BITS:
+        return _with_true_zeros(rules, wanted, remarks)
     spoken = ", ".join(str(each) for each in sorted(bits & PLANAR_ONLY_BITS))
     remarks.append(
         f"format {Format.GPTQ_P.value} instead of {wanted.value}: no other holds {spoken} bits"
     )
     return Format.GPTQ_P
+
+
+def _with_true_zeros(rules: RuleSet, wanted: Format, remarks: list[str]) -> Format:
+    if rules.base.sym or wanted is not Format.GPTQ:
+        return wanted
+    remarks.append(
+        f"format {Format.GPTQ_V2.value} instead of {wanted.value}: the base is asymmetric, and "
+        "GPTQModel reads its zero points in v1 from nobody else"
+    )
+    return Format.GPTQ_V2
 
 
 def _refuse_odd_planes(job: Job) -> None:

@@ -122,6 +122,13 @@ def test_shards_are_bounded_and_indexed(tmp_path: Path) -> None:
     assert index["metadata"]["total_size"] == total
 
 
+def test_everybody_may_read_what_was_written(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    write(out, random_weight(QuantSpec(), 32, 128, 0), Format.GPTQ)
+    modes = {file.name: file.stat().st_mode & 0o444 for file in (out, *out.iterdir())}
+    assert set(modes.values()) == {0o444}, modes
+
+
 def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     def fail() -> None:
         with CheckpointWriter(tmp_path / "model", Format.GPTQ, shard_bytes=1) as writer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from terrazzo.env import Environment, read_environment
+from terrazzo.env import Environment, let_idle_threads_sleep, read_environment
 from terrazzo.errors import ConfigError
 
 
@@ -20,3 +20,9 @@ def test_threads_are_read() -> None:
 def test_a_bad_value_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match="TERRAZZO_THREADS"):
         read_environment({"TERRAZZO_THREADS": text})
+
+
+def test_idle_threads_sleep_unless_the_user_says_otherwise() -> None:
+    variables = {"OMP_WAIT_POLICY": "ACTIVE"}
+    let_idle_threads_sleep(variables)
+    assert variables == {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "0"}

@@ -141,8 +141,8 @@ def test_every_loss_is_below_that_of_rounding(dense: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("checkpoint_format", "spec", "written"),
     [
-        (Format.GPTQ, QuantSpec(4, 32, sym=False), Format.GPTQ),
         (Format.GPTQ_V2, QuantSpec(3, 32, sym=False), Format.GPTQ_V2),
+        (Format.GPTQ, QuantSpec(4, 32, sym=False), Format.GPTQ_V2),
         (Format.GPTQ_P, QuantSpec(3, 32), Format.GPTQ_P),
         (Format.GPTQ, QuantSpec(6, 32, sym=False), Format.GPTQ_P),
     ],
