@@ -27,6 +27,9 @@ CLASSES = {
 }
 """Families by their `model_type`, with what the names of their classes begin with."""
 
+WITH_EXPERTS = {"mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe"}
+"""Families whose files have other names than their models in memory."""
+
 SIZES = {
     "vocab_size": 67,
     "hidden_size": 48,
@@ -44,7 +47,8 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A float32 model whose every parameter is random: norms near one, biases not zero."""
     config = transformers.AutoConfig.for_model(family, **{**SIZES, **changes})
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{CLASSES[family]}ForCausalLM")(config).eval()
+    name = {**CLASSES, **WITH_EXPERTS}[family]
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     fill(model, seed)
     return model
 

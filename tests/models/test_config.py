@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from terrazzo.errors import ConfigError, UnsupportedError
-from terrazzo.models.architectures import ARCHITECTURES
+from terrazzo.models.architecture_table import ARCHITECTURES
 from terrazzo.models.config import ModelConfig
 from terrazzo.models.layout import GATE_UP, QKV, Layout
 from terrazzo.nn.grouped import NO_WINDOW
@@ -84,8 +84,8 @@ def test_an_illegal_value_is_named_with_its_file(key: str, value: object) -> Non
 
 
 def test_an_unknown_architecture_lists_the_known_ones() -> None:
-    with pytest.raises(UnsupportedError, match="'MixtralForCausalLM' is not supported") as caught:
-        read("MixtralForCausalLM")
+    with pytest.raises(UnsupportedError, match="'JambaForCausalLM' is not supported") as caught:
+        read("JambaForCausalLM")
     assert all(name in str(caught.value) for name in ARCHITECTURES)
 
 

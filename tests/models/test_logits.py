@@ -40,6 +40,10 @@ GRANITE = {
     "logits_scaling": 2.5,
 }
 
+QWEN_MOE = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+QWEN2_MOE = {**QWEN_MOE, "shared_expert_intermediate_size": 56}
+EARLY_WINDOW = {"use_sliding_window": True, "sliding_window": 5}
+
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
     ("llama", {"num_key_value_heads": 1}),
@@ -87,6 +91,16 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("olmo2", {}),
     ("olmo2", {"num_key_value_heads": 4, "attention_bias": True}),
     ("granite", {}),
+    ("mixtral", {"num_local_experts": 4}),
+    ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 1, "sliding_window": 5}),
+    ("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 3, "head_dim": 8}),
+    ("qwen2_moe", QWEN2_MOE),
+    ("qwen2_moe", {**QWEN2_MOE, "norm_topk_prob": True, "qkv_bias": False}),
+    ("qwen2_moe", {**QWEN2_MOE, "decoder_sparse_step": 2, "num_hidden_layers": 3}),
+    ("qwen2_moe", {**QWEN2_MOE, **EARLY_WINDOW, "max_window_layers": 1}),
+    ("qwen3_moe", {**QWEN_MOE, "head_dim": 16}),
+    ("qwen3_moe", {**QWEN_MOE, "norm_topk_prob": True, "attention_bias": True}),
+    ("qwen3_moe", {**QWEN_MOE, **EARLY_WINDOW, "mlp_only_layers": [0]}),
     ("granite", {**GRANITE, "attention_bias": True, "mlp_bias": True}),
     ("glm", {"head_dim": 16}),
     ("glm4", {"head_dim": 16}),

@@ -13,8 +13,8 @@ from torch import Tensor
 from terrazzo.checkpoint.config import Unquantized, read_quantization_config
 from terrazzo.checkpoint.conflict import Conflict
 from terrazzo.checkpoint.disagreement import kind_conflict, spec_conflicts
+from terrazzo.checkpoint.experts import ExpertFiles, Naming
 from terrazzo.checkpoint.facts import Facts, PackedFiles, read_facts, read_quant_tensor
-from terrazzo.checkpoint.files import TensorFiles
 from terrazzo.checkpoint.json_files import read_json
 from terrazzo.checkpoint.names import QWEIGHT, is_quantizable, linear_names
 from terrazzo.errors import ConfigError, MissingFileError, TensorError
@@ -29,19 +29,20 @@ class Checkpoint:
     The tensors are the truth: a module is quantized if and only if its `.qweight` exists, and its
     spec comes from the tensors. Where config or rules say otherwise there is a Conflict.
 
-    folder: the path. model_config: config.json. rules: of the quantization config. plan: every
-    linear, quantized or dense, with the rule that decided it. conflicts: disagreements, in which
-    the tensors win. remarks: sentences on config files that contradict each other.
+    naming: of experts. folder: the path. model_config: config.json. rules: of the quantization
+    config. plan: every linear, quantized or dense, with the rule that decided it. conflicts:
+    disagreements, in which the tensors win. remarks: sentences on config files that contradict
+    each other.
     Raises MissingFileError, ConfigError, UnsupportedError, CheckpointError or TensorError.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, naming: Naming = Naming.STORED) -> None:
         self.folder = Path(folder)
         self.model_config: Mapping[str, Any] = _read_model_config(self.folder)
         self._quantization = read_quantization_config(self.folder, self.model_config)
         self.rules = self._quantization.rules
         self.remarks = self._quantization.differences
-        self._files = TensorFiles(self.folder)
+        self._files = ExpertFiles(self.folder, naming)
         self._linears = linear_names(self._files.headers)
         self._facts = dict(self._read_facts())
         self.plan = Plan(self._held(module) for module in self._linears)

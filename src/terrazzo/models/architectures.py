@@ -1,13 +1,13 @@
-"""The differences between decoder architectures, one row each."""
+"""In what decoder architectures differ: the columns of their table."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from terrazzo.models.layout import GATE_UP, QKV
+from terrazzo.nn.moe import SharedExpert
 from terrazzo.nn.rope import Pairing
 
 
@@ -18,6 +18,7 @@ class BiasRule(enum.Enum):
     NEVER = "never"
     ATTENTION_BIAS = "attention_bias"
     MLP_BIAS = "mlp_bias"
+    QKV_BIAS = "qkv_bias"
 
 
 class HeadNormRule(enum.Enum):
@@ -33,6 +34,8 @@ class WindowRule(enum.Enum):
 
     NEVER = "none, whatever config.json says"
     EVERY_LAYER = "all, if sliding_window is a number"
+    EVERY_SWITCHED_LAYER = "all, if use_sliding_window is true"
+    EVERY_OTHER_EARLY_LAYER = "even ones below max_window_layers, if use_sliding_window is true"
     LATE_LAYERS = "from max_window_layers on, if use_sliding_window is true"
     ALL_BUT_EVERY_NTH = "all but every sliding_window_pattern-th"
     STANDING_LAYERS = "those without rotation, if use_sliding_window is true"
@@ -85,6 +88,22 @@ class PartOfHead:
 
 
 @dataclass(frozen=True, slots=True)
+class NoExperts:
+    """Every layer has one MLP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Layers have a router and experts; what else is read from config.json stands in the defaults.
+
+    features: the key of the width of a routed expert. shared: whether one sees every token.
+    """
+
+    features: str
+    shared: SharedExpert = SharedExpert.NONE
+
+
+@dataclass(frozen=True, slots=True)
 class NormNames:
     """The norms of a layer, by their names below it; NO_NORM where there is none."""
 
@@ -96,19 +115,6 @@ class NormNames:
 
 NO_NORM = ""
 PRE_NORMS = NormNames("input_layernorm", NO_NORM, "post_attention_layernorm", NO_NORM)
-POST_NORMS = NormNames(NO_NORM, "post_attention_layernorm", NO_NORM, "post_feedforward_layernorm")
-GEMMA_NORMS = NormNames(
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
-GLM4_NORMS = NormNames(
-    "input_layernorm",
-    "post_self_attn_layernorm",
-    "post_attention_layernorm",
-    "post_mlp_layernorm",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,7 @@ class Architecture:
     q/k/v, of o, and of gate/up/down. head_dim: what holds where config.json has no such key.
     fused: linears that are one on disk unless the tensors say otherwise. defaults: what
     transformers assumes for absent keys; a multiplier or cap is read only where it stands here.
+    experts: whether layers have experts.
     """
 
     name: str
@@ -137,137 +144,4 @@ class Architecture:
     fused: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     modality: Modality = Modality.TEXT
-
-
-WINDOW = {"sliding_window": 4096}
-LATE_WINDOW = {**WINDOW, "max_window_layers": 28}
-GEMMA2 = Architecture(
-    name="Gemma2ForCausalLM",
-    qkv_bias=BiasRule.ATTENTION_BIAS,
-    output_bias=BiasRule.ATTENTION_BIAS,
-    head_dim=256,
-    window=WindowRule.ALL_BUT_EVERY_NTH,
-    norms=GEMMA_NORMS,
-    norm_weight=NormWeight.AROUND_ZERO,
-    scale=ScaleRule.QUERY_SCALAR,
-    embedding=EmbeddingRule.ROOT_OF_HIDDEN,
-    defaults={
-        **WINDOW,
-        "sliding_window_pattern": 2,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "tie_word_embeddings": True,
-        "query_pre_attn_scalar": 256,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-    },
-)
-GEMMA3 = replace(
-    GEMMA2,
-    name="Gemma3ForCausalLM",
-    head_norm=HeadNormRule.PER_HEAD,
-    # Folders of the larger models leave out what the class assumes.
-    defaults={
-        **WINDOW,
-        "sliding_window_pattern": 6,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "tie_word_embeddings": True,
-        "query_pre_attn_scalar": 256,
-        "final_logit_softcapping": None,
-        "rope_theta": 1e6,
-        "rope_local_base_freq": 1e4,
-        "vocab_size": 262208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-6,
-    },
-)
-GLM = Architecture(
-    name="GlmForCausalLM",
-    qkv_bias=BiasRule.ATTENTION_BIAS,
-    head_dim=128,
-    rotary=PartOfHead(0.5),
-    pairing=Pairing.NEIGHBOURS,
-    fused=frozenset({GATE_UP}),
-    defaults={"attention_bias": True},
-)
-MISTRAL = Architecture(name="MistralForCausalLM", window=WindowRule.EVERY_LAYER, defaults=WINDOW)
-QWEN2 = Architecture(
-    name="Qwen2ForCausalLM",
-    qkv_bias=BiasRule.ALWAYS,
-    window=WindowRule.LATE_LAYERS,
-    defaults=LATE_WINDOW,
-)
-QWEN3 = Architecture(
-    name="Qwen3ForCausalLM",
-    qkv_bias=BiasRule.ATTENTION_BIAS,
-    output_bias=BiasRule.ATTENTION_BIAS,
-    head_norm=HeadNormRule.PER_HEAD,
-    head_dim=128,
-    window=WindowRule.LATE_LAYERS,
-    defaults=LATE_WINDOW,
-)
-
-_ROWS = (
-    Architecture(
-        name="LlamaForCausalLM",
-        qkv_bias=BiasRule.ATTENTION_BIAS,
-        output_bias=BiasRule.ATTENTION_BIAS,
-        mlp_bias=BiasRule.MLP_BIAS,
-    ),
-    MISTRAL,
-    replace(MISTRAL, name="MinistralForCausalLM"),
-    replace(MISTRAL, name="Ministral3ForCausalLM", head_dim=128, defaults={}),
-    QWEN2,
-    QWEN3,
-    GEMMA2,
-    GEMMA3,
-    Architecture(
-        name="Phi3ForCausalLM",
-        window=WindowRule.EVERY_LAYER,
-        rotary=PartOfHead(1.0),
-        fused=frozenset({QKV, GATE_UP}),
-    ),
-    Architecture(
-        name="SmolLM3ForCausalLM",
-        qkv_bias=BiasRule.ATTENTION_BIAS,
-        output_bias=BiasRule.ATTENTION_BIAS,
-        mlp_bias=BiasRule.MLP_BIAS,
-        window=WindowRule.STANDING_LAYERS,
-        defaults={
-            "no_rope_layer_interval": 4,
-            "rope_theta": 2e6,
-            "num_key_value_heads": 4,
-            "tie_word_embeddings": True,
-        },
-    ),
-    Architecture(
-        name="Olmo2ForCausalLM",
-        qkv_bias=BiasRule.ATTENTION_BIAS,
-        output_bias=BiasRule.ATTENTION_BIAS,
-        head_norm=HeadNormRule.WHOLE,
-        norms=POST_NORMS,
-    ),
-    Architecture(
-        name="GraniteForCausalLM",
-        qkv_bias=BiasRule.ATTENTION_BIAS,
-        output_bias=BiasRule.ATTENTION_BIAS,
-        mlp_bias=BiasRule.MLP_BIAS,
-        scale=ScaleRule.MULTIPLIER,
-        defaults={
-            "attention_multiplier": 1.0,
-            "embedding_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "logits_scaling": 1.0,
-        },
-    ),
-    GLM,
-    replace(GLM, name="Glm4ForCausalLM", norms=GLM4_NORMS),
-    replace(GEMMA3, name="Gemma3ForConditionalGeneration", modality=Modality.TOWERS),
-    replace(MISTRAL, name="Mistral3ForConditionalGeneration", modality=Modality.TOWERS),
-    replace(QWEN2, name="Qwen2VLForConditionalGeneration", modality=Modality.TOWERS),
-    replace(QWEN2, name="Qwen2_5_VLForConditionalGeneration", modality=Modality.TOWERS),
-    replace(QWEN3, name="Qwen3VLForConditionalGeneration", modality=Modality.TOWERS),
-)
-
-ARCHITECTURES = {row.name: row for row in _ROWS}
+    experts: NoExperts | Experts = NoExperts()

@@ -6,15 +6,17 @@
     stage 2     gate, up of x -> act(gate) * up       -> x = that product
     stage 3     down of x -> norm -> residual sum     -> hidden of the next layer
 
-An architecture has some of the four norms; the others pass everything as it is.
+An architecture has some of the four norms; the others pass everything as it is. Layers with
+experts have other stages 2 and 3, and a stage 4, see `experts`.
 
-Between two stages stands a `Flow`: the residual stream and the exact input `x` of the next linears.
+Between two stages stands a `Flow`: the residual stream and the exact inputs of the next linears.
 That is the seam quantization works at, without a second description of the layer:
 
     flows = [block.enter(hidden) for hidden in batches]
     for stage in block.stages:
-        hessian = ...(flow.x_TK for flow in flows)   # one for all linears in stage.names
-        stage = stage.with_linear(FusedLinear(...))  # the weights just quantized
+        for group, names in enumerate(stage.groups):
+            hessian = ...(flow.inputs[group] for flow in flows)  # one for all linears in names
+        stage = stage.with_linears([FusedLinear(...), ...])      # the weights just quantized
         flows = [stage(flow, forward) for flow, forward in zip(flows, passes)]
     batches = [flow.residual_TH for flow in flows]
 
@@ -24,6 +26,7 @@ its positions: `Pass(context, build_rotary(config)(context.positions))`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -48,11 +51,33 @@ class Flow:
     residual_TH: Tensor
     x_TK: Tensor
 
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What each group of linears of the next stage reads."""
+        return (self.x_TK,)
+
 
 class Step(Protocol):
     """What follows the linears of a stage."""
 
     def __call__(self, flow: Flow, y_TN: Tensor, forward: Pass) -> Flow: ...
+
+
+class AnyStage(Protocol):
+    """Linears of one or more shared inputs, and the step after them."""
+
+    @property
+    def groups(self) -> tuple[tuple[Name, ...], ...]:
+        """Un-fused names of the linears that read each of `Flow.inputs`, in output order."""
+
+    @property
+    def num_routed(self) -> int:
+        """How many groups, from the first on, see only what a router sends them."""
+
+    def with_linears(self, linears: Sequence[FusedLinear]) -> AnyStage:
+        """This stage with other weights, one for each group; names and order stay the same."""
+
+    def __call__(self, flow: Flow, forward: Pass) -> Flow: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +88,16 @@ class Stage:
     step: Step
 
     @property
-    def names(self) -> tuple[Name, ...]:
-        """Un-fused names of the linears that read `Flow.x_TK`, in output order."""
-        return self.linear.names
+    def groups(self) -> tuple[tuple[Name, ...], ...]:
+        return (self.linear.names,)
 
-    def with_linear(self, linear: FusedLinear) -> Stage:
-        """This stage with other weights; their names and order must be the same."""
-        assert linear.names == self.names, f"{linear.names} cannot stand in for {self.names}"
+    @property
+    def num_routed(self) -> int:
+        return 0
+
+    def with_linears(self, linears: Sequence[FusedLinear]) -> Stage:
+        (linear,) = linears
+        assert linear.names == self.linear.names, f"{linear.names} are not {self.linear.names}"
         return replace(self, linear=linear)
 
     def __call__(self, flow: Flow, forward: Pass) -> Flow:
@@ -115,10 +143,10 @@ class GateStep:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One decoder layer, born with its weights. stages: the four of the file's first lines."""
+    """One decoder layer, born with its weights. stages: see the file's first lines."""
 
     input_norm: Norm
-    stages: tuple[Stage, Stage, Stage, Stage]
+    stages: tuple[AnyStage, ...]
 
     def enter(self, hidden_TH: Tensor) -> Flow:
         return Flow(hidden_TH, self.input_norm(hidden_TH))

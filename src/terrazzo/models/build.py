@@ -10,14 +10,26 @@ from collections.abc import Sequence
 
 from terrazzo.kernels.choose import KernelPolicy
 from terrazzo.models.architectures import NO_NORM, HeadNormRule
-from terrazzo.models.block import AddNormStep, AttendStep, Block, GateStep, Stage
+from terrazzo.models.block import (
+    AddNormStep,
+    AnyStage,
+    AttendStep,
+    Block,
+    GateStep,
+    Stage,
+    Step,
+)
 from terrazzo.models.config import ModelConfig
 from terrazzo.models.decoder import Decoder, Head
+from terrazzo.models.experts import CombineExperts, ExpertStage, GateExperts, RouteStep
 from terrazzo.models.layout import LayerNames
+from terrazzo.models.mlp_config import DenseMlp
+from terrazzo.models.parameters import expert_groups
 from terrazzo.models.source import WeightSource
 from terrazzo.nn.attention import Attention, HeadStep, Scoring
 from terrazzo.nn.embedding import Embedding
 from terrazzo.nn.fused import FusedLinear
+from terrazzo.nn.moe import ExpertBank, Router
 from terrazzo.nn.norm import HeadNorm, Norm, PlainHeads, PlainHidden, ProjectionNorm, RMSNorm
 from terrazzo.nn.rope import RotaryEmbeddings
 from terrazzo.spec import Name
@@ -64,10 +76,32 @@ def build_block(
     stages = (
         Stage(_fused(names.qkv, source, policy), attend),
         Stage(_fused(names.output, source, policy), settle),
-        Stage(_fused(names.gate_up, source, policy), GateStep(config.activation)),
-        Stage(_fused(names.down, source, policy), finish),
+        *_mlp_stages(config, layer, source, policy, finish),
     )
     return Block(norm(norms.before_attention), stages)
+
+
+def _mlp_stages(
+    config: ModelConfig, layer: int, source: WeightSource, policy: KernelPolicy, finish: Step
+) -> tuple[AnyStage, ...]:
+    names, mlp = config.layout.layer(layer), config.mlps[layer]
+    if isinstance(mlp, DenseMlp):
+        return (
+            Stage(_fused(names.gate_up, source, policy), GateStep(config.activation)),
+            Stage(_fused(names.down, source, policy), finish),
+        )
+    groups = expert_groups(names, mlp)
+    gate_up, down = (
+        ExpertBank([_fused(names, source, policy) for names in inputs])
+        for inputs in (groups.gate_up, groups.down)
+    )
+    count = mlp.num_experts
+    router = Router(count, mlp.top_k, mlp.weights, mlp.shared)
+    return (
+        Stage(_fused(groups.router, source, policy), RouteStep(router)),
+        ExpertStage(gate_up, GateExperts(config.activation, count), count),
+        ExpertStage(down, CombineExperts(finish), count),
+    )
 
 
 def _attention(config: ModelConfig, layer: int, normalize: HeadStep) -> Attention:

@@ -9,8 +9,8 @@ from typing import Any
 
 from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.errors import ConfigError, UnsupportedError
+from terrazzo.models.architecture_table import ARCHITECTURES
 from terrazzo.models.architectures import (
-    ARCHITECTURES,
     Architecture,
     BiasRule,
     HeadDimFromHidden,
@@ -19,6 +19,7 @@ from terrazzo.models.architectures import (
 from terrazzo.models.keys import Keys
 from terrazzo.models.layer_config import LayerAttention, read_layers
 from terrazzo.models.layout import Layout
+from terrazzo.models.mlp_config import AnyMlp, read_mlps
 from terrazzo.models.multipliers import Multipliers, read_multipliers
 from terrazzo.models.rope_config import read_ropes
 from terrazzo.nn.activation import Activation
@@ -36,7 +37,7 @@ ACTIVATIONS = {
 class ModelConfig:
     """Sizes and switches of one decoder.
 
-    layout: names on disk. rotary_dim: features of a head that turn. layers: in what they differ.
+    layout: names on disk. rotary_dim: features of a head that turn. layers, mlps: per layer.
     context_length: positions the model may be run at, `max_position_embeddings` or fewer, see
     `Ropes.exact_length`. qkv_bias, output_bias, mlp_bias: whether q/k/v, o, gate/up/down have a
     bias.
@@ -46,7 +47,6 @@ class ModelConfig:
     layout: Layout
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
     num_layers: int
     num_attention_heads: int
     num_kv_heads: int
@@ -56,6 +56,7 @@ class ModelConfig:
     activation: Activation
     multipliers: Multipliers
     layers: tuple[LayerAttention, ...]
+    mlps: tuple[AnyMlp, ...]
     max_position_embeddings: int
     context_length: int
     tie_word_embeddings: bool
@@ -92,7 +93,6 @@ class ModelConfig:
             layout=Layout.of(tensor_names, architecture.fused),
             vocab_size=keys.integer("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=keys.integer("intermediate_size"),
             num_layers=num_layers,
             num_attention_heads=num_heads,
             num_kv_heads=_num_kv_heads(keys, num_heads),
@@ -102,6 +102,7 @@ class ModelConfig:
             activation=_activation(keys),
             multipliers=read_multipliers(keys, architecture, hidden_size, head_dim),
             layers=read_layers(keys, architecture, num_layers, ropes),
+            mlps=read_mlps(keys, architecture, num_layers),
             max_position_embeddings=max_positions,
             context_length=ropes.exact_length,
             tie_word_embeddings=keys.switch_or("tie_word_embeddings", default=False),

@@ -11,6 +11,14 @@ from terrazzo.models.rope_config import Ropes
 from terrazzo.nn.grouped import NO_WINDOW
 from terrazzo.nn.rope import NoRope, Rope
 
+SWITCHED = (
+    WindowRule.LATE_LAYERS,
+    WindowRule.STANDING_LAYERS,
+    WindowRule.EVERY_SWITCHED_LAYER,
+    WindowRule.EVERY_OTHER_EARLY_LAYER,
+)
+"""Rules that hold only where config.json has `use_sliding_window: true`."""
+
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -58,6 +66,9 @@ def _windowed(keys: Keys, architecture: Architecture, turning: list[bool]) -> li
     if architecture.window is WindowRule.LATE_LAYERS:
         (first,) = keys.wholes_or("max_window_layers", (0,))
         return [layer >= first for layer in layers]
+    if architecture.window is WindowRule.EVERY_OTHER_EARLY_LAYER:
+        (end,) = keys.wholes_or("max_window_layers", (0,))
+        return [layer % 2 == 0 and layer < end for layer in layers]
     if architecture.window is WindowRule.ALL_BUT_EVERY_NTH:
         nth = keys.integer("sliding_window_pattern")
         return [(layer + 1) % nth != 0 for layer in layers]
@@ -69,7 +80,7 @@ def _windowed(keys: Keys, architecture: Architecture, turning: list[bool]) -> li
 def _has_window(keys: Keys, rule: WindowRule) -> bool:
     if rule is WindowRule.NEVER or not keys.has("sliding_window"):
         return False
-    if rule in (WindowRule.LATE_LAYERS, WindowRule.STANDING_LAYERS):
+    if rule in SWITCHED:
         return keys.switch_or("use_sliding_window", default=False)
     return True
 

@@ -16,6 +16,21 @@ SHARDS = {
 }
 """Linears that some tools store as one module, its shards along the output in this order."""
 
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """What the modules of experts are called below a layer. root: of the router and the experts."""
+
+    root: str
+    gate: str
+    up: str
+    down: str
+
+
+EXPERT_NAMES = ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
+MIXTRAL_NAMES = ExpertNames("block_sparse_moe", "w1", "w3", "w2")
+"""The second is the older spelling of Mixtral."""
+
 PREFIXES = ("model", "model.language_model", "language_model.model")
 """Where the decoder is: alone, or beside encoders for pictures and sound."""
 
@@ -27,6 +42,7 @@ class Layout:
     prefix: str = PREFIXES[0]
     head: Name = LM_HEAD
     fused: frozenset[str] = frozenset()
+    experts: ExpertNames = EXPERT_NAMES
 
     @classmethod
     def of(cls, tensor_names: Collection[str], usual: frozenset[str]) -> Layout:
@@ -38,7 +54,9 @@ class Layout:
         first_layer = f"{prefix}.layers.0."
         inside = [name.removeprefix(first_layer) for name in tensor_names]
         fused = {each for each in SHARDS if _is_fused(each, inside, each in usual)}
-        return cls(prefix, head, frozenset(fused))
+        older = any(f".{MIXTRAL_NAMES.root}." in name for name in tensor_names)
+        experts = MIXTRAL_NAMES if older else EXPERT_NAMES
+        return cls(prefix, head, frozenset(fused), experts)
 
     @property
     def embedding(self) -> Name:
@@ -49,7 +67,7 @@ class Layout:
         return f"{self.prefix}.norm"
 
     def layer(self, index: int) -> LayerNames:
-        return LayerNames(f"{self.prefix}.layers.{index}", self.fused)
+        return LayerNames(f"{self.prefix}.layers.{index}", self.fused, self.experts)
 
 
 def _is_fused(fusion: str, inside: Iterable[str], usual: bool) -> bool:
@@ -66,6 +84,7 @@ class LayerNames:
 
     root: Name
     fused: frozenset[str]
+    experts: ExpertNames
 
     def under(self, child: str) -> Name:
         return f"{self.root}.{child}"
@@ -93,6 +112,21 @@ class LayerNames:
     @property
     def down(self) -> tuple[Name]:
         return (self.under("mlp.down_proj"),)
+
+    @property
+    def router(self) -> Name:
+        return self.under(f"{self.experts.root}.gate")
+
+    @property
+    def shared_gate(self) -> Name:
+        return self.under(f"{self.experts.root}.shared_expert_gate")
+
+    @property
+    def shared_expert(self) -> Name:
+        return self.under(f"{self.experts.root}.shared_expert")
+
+    def expert(self, index: int) -> Name:
+        return self.under(f"{self.experts.root}.experts.{index}")
 
     def _shards(self, fusion: str) -> tuple[Name, ...]:
         names = (fusion,) if fusion in self.fused else SHARDS[fusion]

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from terrazzo.models.architectures import NO_NORM, HeadNormRule
 from terrazzo.models.config import ModelConfig
 from terrazzo.models.layout import LayerNames
+from terrazzo.models.mlp_config import AnyMlp, DenseMlp, ExpertsMlp
+from terrazzo.nn.moe import SharedExpert
 from terrazzo.spec import Name
 
 
@@ -38,8 +40,35 @@ class Parameter:
 def shared_inputs(config: ModelConfig, layer: int) -> tuple[tuple[Name, ...], ...]:
     """Linears of one layer, grouped by the input they share, in the order they run."""
     assert 0 <= layer < config.num_layers, f"no layer {layer} among {config.num_layers}"
-    names = config.layout.layer(layer)
-    return (names.qkv, names.output, names.gate_up, names.down)
+    names, mlp = config.layout.layer(layer), config.mlps[layer]
+    if isinstance(mlp, DenseMlp):
+        return (names.qkv, names.output, names.gate_up, names.down)
+    groups = expert_groups(names, mlp)
+    return (names.qkv, names.output, groups.router, *groups.gate_up, *groups.down)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """The linears of a layer with experts. router: with the gate of a shared expert. gate_up, down:
+    of each expert, the shared one last.
+    """
+
+    router: tuple[Name, ...]
+    gate_up: tuple[tuple[Name, ...], ...]
+    down: tuple[tuple[Name], ...]
+
+
+def expert_groups(names: LayerNames, mlp: ExpertsMlp) -> ExpertGroups:
+    """Names of linears, grouped by the input they share."""
+    shards, experts = names.experts, [names.expert(index) for index in range(mlp.num_experts)]
+    gate_up = [(f"{expert}.{shards.gate}", f"{expert}.{shards.up}") for expert in experts]
+    down = [(f"{expert}.{shards.down}",) for expert in experts]
+    if mlp.shared is SharedExpert.NONE:
+        return ExpertGroups((names.router,), tuple(gate_up), tuple(down))
+    shared = names.shared_expert
+    gate_up.append((f"{shared}.gate_proj", f"{shared}.up_proj"))
+    down.append((f"{shared}.down_proj",))
+    return ExpertGroups((names.router, names.shared_gate), tuple(gate_up), tuple(down))
 
 
 def linear_names(config: ModelConfig) -> tuple[Name, ...]:
@@ -74,7 +103,7 @@ def head_parameter(config: ModelConfig) -> Parameter:
 
 def _layer(config: ModelConfig, layer: int) -> list[Parameter]:
     names, norms = config.layout.layer(layer), config.architecture.norms
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
     query, kv = config.query_features, config.kv_features
     return [
         *_norm(config, names, norms.before_attention),
@@ -83,10 +112,25 @@ def _layer(config: ModelConfig, layer: int) -> list[Parameter]:
         *_linear(names.output[0], hidden, query, config.output_bias),
         *_norm(config, names, norms.after_attention),
         *_norm(config, names, norms.before_mlp),
-        *_linears(names.gate_up, (inner, inner), hidden, config.mlp_bias),
-        *_linear(names.down[0], hidden, inner, config.mlp_bias),
+        *_mlp(config, names, config.mlps[layer]),
         *_norm(config, names, norms.after_mlp),
     ]
+
+
+def _mlp(config: ModelConfig, names: LayerNames, mlp: AnyMlp) -> list[Parameter]:
+    hidden, bias = config.hidden_size, config.mlp_bias
+    if isinstance(mlp, DenseMlp):
+        gate_up = _linears(names.gate_up, (mlp.features, mlp.features), hidden, bias)
+        return [*gate_up, *_linear(names.down[0], hidden, mlp.features, bias)]
+    groups = expert_groups(names, mlp)
+    widths = mlp.widths
+    router_outputs = (mlp.num_experts, 1)[: len(groups.router)]
+    linears = _linears(groups.router, router_outputs, hidden, False)
+    for group, width in zip(groups.gate_up, widths, strict=True):
+        linears += _linears(group, (width, width), hidden, bias)
+    for (name,), width in zip(groups.down, widths, strict=True):
+        linears += _linear(name, hidden, width, bias)
+    return linears
 
 
 def _norm(config: ModelConfig, names: LayerNames, child: str) -> list[Parameter]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -29,3 +31,35 @@ def measure_hessian(inputs_TK: Sequence[Tensor]) -> Tensor:
                 lower_KK[start:end, :end] += chunk_TK[:, start:end].T @ chunk_TK[:, :end]
     lower_KK.tril_().mul_(2 / sum(x_TK.shape[0] for x_TK in inputs_TK))
     return lower_KK + lower_KK.tril(-1).T
+
+
+@dataclass(frozen=True, slots=True)
+class NoPrior:
+    """The inputs speak for themselves."""
+
+    def blend(self, inputs_TK: Sequence[Tensor]) -> Tensor:
+        return measure_hessian(inputs_TK)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prior:
+    """What an expert's inputs are expected to be like before any is seen.
+
+    pooled_KK: the Hessian of all inputs of the layer's routed experts. It counts as much as K
+    tokens, so it decides for an expert that saw none and fades for one that saw many.
+    """
+
+    pooled_KK: Tensor
+
+    def blend(self, inputs_TK: Sequence[Tensor]) -> Tensor:
+        """`(T H + K H_pooled) / (T + K)` -> float64 [K, K]."""
+        seen = [x_TK for x_TK in inputs_TK if len(x_TK)]
+        if not seen:
+            return self.pooled_KK
+        tokens, weight = sum(len(x_TK) for x_TK in seen), len(self.pooled_KK)
+        return (measure_hessian(seen) * tokens + self.pooled_KK * weight) / (tokens + weight)
+
+
+NO_PRIOR = NoPrior()
+
+AnyPrior: TypeAlias = NoPrior | Prior

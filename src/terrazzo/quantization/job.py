@@ -7,14 +7,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from terrazzo.checkpoint.checkpoint import Checkpoint
+from terrazzo.checkpoint.experts import Naming
+from terrazzo.checkpoint.names import is_quantizable
 from terrazzo.errors import ConfigError, RuleError, UnsupportedError
 from terrazzo.models.audit import HeadWeights
 from terrazzo.models.config import ModelConfig
 from terrazzo.models.loader import CheckpointSource, open_source
 from terrazzo.models.parameters import ParameterKind, head_parameter, parameters
 from terrazzo.packing import PLANAR_ONLY_BITS, is_planar
-from terrazzo.rules import BASE, LM_HEAD, Plan, Rule, RuleSet, idle_rules, resolve
-from terrazzo.spec import WORD_BITS, Format, Name, QuantSpec
+from terrazzo.rules import (
+    BASE,
+    LM_HEAD,
+    OUT_OF_REACH,
+    Plan,
+    Resolution,
+    Rule,
+    RuleSet,
+    idle_rules,
+)
+from terrazzo.spec import DENSE, WORD_BITS, Format, Name, QuantSpec
 
 HEAD_RULE = {"bits": 8, "group_size": 32, "sym": True, "desc_act": False}
 """What GPTQModel gives a quantized head that no rule speaks of."""
@@ -64,7 +75,7 @@ def open_job(model: str | Path, rules: RuleSet, checkpoint_format: Format = Form
     RuleError for an illegal option, UnsupportedError for a shape that a format cannot hold, and
     what opening a checkpoint raises.
     """
-    checkpoint = Checkpoint(model)
+    checkpoint = Checkpoint(model, Naming.TODAY)
     if checkpoint.plan.quantized:
         raise ConfigError(
             f"{checkpoint.folder}: {len(checkpoint.plan.quantized)} modules are already quantized; "
@@ -75,10 +86,11 @@ def open_job(model: str | Path, rules: RuleSet, checkpoint_format: Format = Form
     rules = _with_head_rule(rules, remarks)
     shapes = _shapes(source.config)
     names = tuple(shapes)
-    plan = resolve(rules, names)
+    plan = Plan(_decide(rules, name) for name in names)
     if not plan.quantized:
         raise ConfigError(f"{checkpoint.folder}: every linear stays dense; change the rules")
-    remarks += [str(idle) for idle in idle_rules(rules, names)]
+    reachable = [name for name in names if is_quantizable(name)]
+    remarks += [str(idle) for idle in idle_rules(rules, reachable)]
     remarks += _option_remarks(rules)
     checkpoint_format = _writable_format(rules, checkpoint_format, remarks)
     job = Job(source, rules, plan, shapes, checkpoint_format, ())
@@ -89,6 +101,13 @@ def open_job(model: str | Path, rules: RuleSet, checkpoint_format: Format = Form
             "embedding stays dense and config.json says tie_word_embeddings: false"
         )
     return replace(job, remarks=tuple(remarks))
+
+
+def _decide(rules: RuleSet, name: Name) -> Resolution:
+    """Routers are left alone, whatever the rules say, as GPTQ tools do."""
+    if is_quantizable(name):
+        return rules.resolve_name(name)
+    return Resolution(name, DENSE, OUT_OF_REACH)
 
 
 def _shapes(config: ModelConfig) -> dict[Name, tuple[int, ...]]:

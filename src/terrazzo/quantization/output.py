@@ -41,6 +41,7 @@ def describe(
         },
         "gptq": {**asdict(options), "search": options.search.value},
         "losses": {module.name: module.loss for module in modules},
+        "tokens": {module.name: module.tokens for module in modules},
         "log": {module.name: module.log for module in modules if module.log},
     }
     config = dict(job.checkpoint.model_config)

@@ -1,7 +1,7 @@
 """A model becomes a checkpoint, layer by layer.
 
 The hidden states of all calibration tokens walk through the model. At each stage of a block they
-give one Hessian for all linears that share the input; those are quantized, written and put in
+give one Hessian for all linears that share an input; those are quantized, written and put in
 place of the originals before the states walk on, so that every linear is fitted to the inputs it
 will really see. Weights are read from the file when their block is built and let go after it: the
 memory that stays is the hidden states, `4 * tokens * hidden` bytes, and one input of a stage.
@@ -84,7 +84,7 @@ def run_job(
     start = time.monotonic()
     tokens = _load_tokens(job, calibration)
     with CheckpointWriter(Path(out), job.checkpoint_format) as writer:
-        bench = Bench(job, options, writer, progress, [])
+        bench = Bench(job, options, writer, progress, tokens.num_tokens, [])
         progress.begin(total_work(job, tokens.num_tokens))
         hidden = _walk_blocks(bench, tokens)
         if LM_HEAD in job.plan.quantized:
@@ -130,12 +130,17 @@ def _walk_blocks(bench: Bench, tokens: Calibration) -> list[Tensor]:
         block = build_block(config, layer, source)
         flows = [block.enter(hidden_TH) for hidden_TH in hidden]
         for stage in block.stages:
-            linears = bench.quantize_linears(stage.names, [flow.x_TK for flow in flows])
-            settled = stage.with_linear(FusedLinear([_as_float32(linear) for linear in linears]))
+            settled = stage.with_linears(
+                [
+                    FusedLinear([_as_float32(linear) for linear in linears])
+                    for linears in bench.quantize_stage(stage, flows)
+                ]
+            )
             # Batch by batch, so that the inputs of one stage go as those of the next come.
             for index, forward in enumerate(passes):
                 flows[index] = settled(flows[index], forward)
-            bench.progress.advance(forward_work(bench.job, stage.names, tokens.num_tokens))
+            names = [name for group in stage.groups for name in group]
+            bench.progress.advance(forward_work(bench.job, names, tokens.num_tokens))
         hidden = [flow.residual_TH for flow in flows]
     return hidden
 

@@ -15,8 +15,8 @@ class ModuleReport:
     """One quantized linear.
 
     loss: relative square error of its outputs on the calibration text. rtn_loss: the same for plain
-    rounding to nearest with min-max scales. num_bytes: of its tensors on disk. log: dampings that
-    failed, in words.
+    rounding to nearest with min-max scales. num_bytes: of its tensors on disk. tokens: calibration
+    tokens that it saw. log: few tokens and dampings that failed, in words.
     """
 
     name: Name
@@ -24,6 +24,7 @@ class ModuleReport:
     loss: float
     rtn_loss: float
     num_bytes: int
+    tokens: int
     log: tuple[str, ...]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from math import prod
 
+from terrazzo.models.mlp_config import ExpertsMlp
 from terrazzo.models.parameters import shared_inputs
 from terrazzo.quantization.job import Job
 from terrazzo.rules import LM_HEAD
@@ -13,9 +15,10 @@ SEARCH_WORK = 30_000.0
 """The search for scales takes as long as this many operations per weight."""
 
 
-def hessian_work(job: Job, names: Iterable[Name], tokens: int) -> float:
+def hessian_work(job: Job, names: Iterable[Name], tokens: float) -> float:
     """The Hessian of one shared input, if anybody needs it."""
     wanted = [name for name in names if name in job.plan.quantized]
+    tokens = _expected(job, wanted, tokens)
     return 2.0 * tokens * job.shapes[wanted[0]][1] ** 2 if wanted else 0.0
 
 
@@ -27,7 +30,15 @@ def module_work(job: Job, name: Name) -> float:
 
 def forward_work(job: Job, names: Iterable[Name], tokens: int) -> float:
     """All tokens through the linears of one shared input."""
-    return sum(2.0 * tokens * out * inputs for out, inputs in (job.shapes[name] for name in names))
+    return sum(2.0 * _expected(job, [name], tokens) * prod(job.shapes[name]) for name in names)
+
+
+def _expected(job: Job, names: Sequence[Name], tokens: float) -> float:
+    """How many of the tokens a linear sees, if its router has no preferences."""
+    if not names or ".experts." not in names[0]:
+        return tokens
+    sparse = next(mlp for mlp in job.config.mlps if isinstance(mlp, ExpertsMlp))
+    return tokens * sparse.top_k / sparse.num_experts
 
 
 def total_work(job: Job, tokens: int) -> float:

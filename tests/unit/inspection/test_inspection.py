@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from terrazzo import LLM, cli
 from terrazzo.inspection.inspection import Serving, Unservable, inspect
 from terrazzo.inspection.render import to_json, to_text
-from terrazzo.spec import QuantSpec
+from terrazzo.spec import DENSE, QuantSpec
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -61,10 +61,28 @@ def test_the_memory_plan_is_that_of_serving(folder: Path) -> None:
     assert outcome.memory.limits.max_model_len == served.limits.max_model_len
 
 
-def test_an_unknown_architecture_is_described_and_unservable() -> None:
-    inspection = inspect(GOLDEN / "mixtral-w4-g32")
+def test_every_expert_has_a_line_with_what_decided_it() -> None:
+    inspection = inspect(GOLDEN / "qwen3_moe-rules")
+    assert inspection.is_servable
+    lines = {line.name.removeprefix("model.layers."): line for line in inspection.modules}
+    assert len(lines) == 35
+    assert lines["0.mlp.experts.1.down_proj"].spec == QuantSpec(8, 32)
+    assert "experts" in lines["0.mlp.experts.1.down_proj"].decided_by
+    assert lines["0.mlp.experts.0.gate_proj"].spec == QuantSpec(4, 16, sym=False)
+    assert {lines[f"1.mlp.experts.3.{each}_proj"].spec for each in ("gate", "down")} == {DENSE}
+    assert lines["0.mlp.gate"].shape == (4, 64)
+    assert all(line.verdicts for line in inspection.modules)
+
+
+def test_an_unknown_architecture_is_described_and_unservable(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(GOLDEN / "mixtral-w4-g32", folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["JambaForCausalLM"]
+    (folder / "config.json").write_text(json.dumps(config))
+    inspection = inspect(folder)
     assert isinstance(inspection.outcome, Unservable)
-    assert "MixtralForCausalLM" in inspection.outcome.reason
+    assert "JambaForCausalLM" in inspection.outcome.reason
     assert len(inspection.modules) == 35
 
 
@@ -102,5 +120,6 @@ def test_the_command_prints_json_and_its_status_says_whether_it_can_be_served(
 ) -> None:
     assert cli.run(["inspect", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["servable"] is True
-    assert cli.run(["inspect", str(GOLDEN / "mixtral-w4-g32")]) == 1
+    (folder / "config.json").write_text('{"architectures": ["JambaForCausalLM"]}')
+    assert cli.run(["inspect", str(folder)]) == 1
     assert "unservable: " in capsys.readouterr().out
