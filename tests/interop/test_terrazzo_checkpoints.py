@@ -32,6 +32,17 @@ PLANES: Mapping[str, Mapping[str, Any]] = {
     "+:.*v_proj": {"bits": 7, "sym": False},
     "+:.*mlp": {"bits": 6, "desc_act": True},
 }
+EXPERTS: Mapping[str, Mapping[str, Any]] = {
+    "-:.*layers\\.0\\.mlp\\.experts\\.2\\.": {},
+    "+:.*experts\\.1\\.": {"bits": 8},
+    "+:.*experts\\.0\\.gate_proj": {"group_size": 16, "sym": False},
+    "+:.*experts\\.3\\.down_proj": {"desc_act": True},
+}
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "intermediate_size": 64},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+}
+"""What tiny models with experts have beside the sizes of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +97,15 @@ CASES = [
         architecture="qwen3",
         tied=True,
     ),
+    Case(QuantSpec(4, 32), EXPERTS, architecture="mixtral"),
+    Case(QuantSpec(4, 32), EXPERTS, architecture="qwen3_moe"),
     Case(QuantSpec(4, 64), {"+:^lm_head$": {"bits": 4, "sym": False}}, lm_head=True),
 ]
 
 
 def quantized(case: Case, work: Path) -> Path:
-    dense = write_tiny_model(work / "dense", case.architecture, tie_word_embeddings=case.tied)
+    sizes = {"tie_word_embeddings": case.tied, **SIZES.get(case.architecture, {})}
+    dense = write_tiny_model(work / "dense", case.architecture, **sizes)
     text = work / "calibration.txt"
     text.write_text("\n".join(" ".join(map(str, ids)) for ids in CALIBRATION), encoding="utf-8")
     quantize(
