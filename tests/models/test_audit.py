@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from helpers.checkpoints import packed_module, random_affine
-from helpers.tiny_models import tiny_model
+from helpers.tiny_models import CLASSES, tiny_model
 from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.errors import TensorError
 from terrazzo.models.audit import HeadWeights, audit
@@ -68,7 +68,7 @@ def logits(checkpoint: Checkpoint) -> Tensor:
     return decoder.logits(decoder(IDS, CausalContext(1, len(IDS))))
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", CLASSES)
 def test_parameters_are_what_transformers_has(family: str) -> None:
     tensors, config = tensors_of(family, head_dim=8, attention_bias=True, mlp_bias=True)
     read = ModelConfig.from_hf(config, Path("config.json"))

@@ -6,6 +6,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from hypothesis import given, settings
@@ -28,10 +29,22 @@ class Prompt:
     chunks: tuple[int, ...]
 
 
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 4}
+CHANGES: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 3},
+    "gemma2": GEMMA,
+    "gemma3_text": {**GEMMA, "layer_types": ["sliding_attention", "full_attention"]},
+    "smollm3": {"no_rope_layer_interval": 2},
+    "olmo2": {},
+    "glm4": {"head_dim": 16},
+}
+FAMILIES = ["llama", "qwen3", *CHANGES]
+
+
 @cache
 def decoder_of(family: str) -> Decoder:
     with tempfile.TemporaryDirectory() as folder:
-        save_tiny_model(Path(folder), family)
+        save_tiny_model(Path(folder), family, **CHANGES.get(family, {}))
         return load(Checkpoint(folder))
 
 
@@ -89,7 +102,7 @@ def run_paged(decoder: Decoder, batch: tuple[Prompt, ...], page_size: int) -> li
 
 
 @settings(max_examples=60)
-@given(data=st.data(), family=st.sampled_from(["llama", "qwen3"]), page_size=st.integers(1, 5))
+@given(data=st.data(), family=st.sampled_from(FAMILIES), page_size=st.integers(1, 5))
 def test_paged_chunks_equal_one_causal_pass(
     data: st.DataObject, family: str, page_size: int
 ) -> None:

@@ -7,13 +7,16 @@ or it is a problem. All problems are collected into one error.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from terrazzo.checkpoint.checkpoint import Checkpoint
+from terrazzo.checkpoint.names import TOWERS
 from terrazzo.errors import TensorError
+from terrazzo.models.architectures import Modality
 from terrazzo.models.config import ModelConfig
 from terrazzo.models.layout import Layout
 from terrazzo.models.parameters import Parameter, ParameterKind, head_parameter, parameters
@@ -21,6 +24,8 @@ from terrazzo.spec import WORD_BITS, QuantSpec, words_for
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PROBLEMS_SHOWN = 20
+BESIDE_TEXT = TOWERS | {"multi_modal_projector"}
+NO_TOWER = ""
 
 
 class HeadWeights(enum.Enum):
@@ -61,8 +66,14 @@ def audit(checkpoint: Checkpoint, config: ModelConfig) -> LoadReport:
     wanted = _wanted(checkpoint, config)
     expected = {tensor: shape for p in wanted for tensor, shape in _tensors_of(checkpoint, p)}
     problems = list(_unfilled(checkpoint, expected))
-    ignored = []
-    for name in sorted(present - expected.keys()):
+    surplus = sorted(present - expected.keys())
+    towers = Counter(_tower(config, name) for name in surplus)
+    del towers[NO_TOWER]
+    ignored = [
+        IgnoredTensor(f"{tower}.*", f"{count} tensors of an encoder that text does not pass")
+        for tower, count in towers.items()
+    ]
+    for name in (name for name in surplus if _tower(config, name) == NO_TOWER):
         verdict = _judge_surplus(checkpoint, config, name)
         if isinstance(verdict, IgnoredTensor):
             ignored.append(verdict)
@@ -116,6 +127,15 @@ def _unfilled(checkpoint: Checkpoint, expected: dict[str, tuple[int, ...]]) -> I
 
 def _is_plain(name: str) -> bool:
     return name.endswith((".weight", ".bias"))
+
+
+def _tower(config: ModelConfig, name: str) -> str:
+    """Name of the encoder for pictures or sound that a tensor belongs to, or NO_TOWER."""
+    parts = name.split(".")
+    found = [index for index, part in enumerate(parts) if part in BESIDE_TEXT]
+    if config.architecture.modality is Modality.TEXT or not found:
+        return NO_TOWER
+    return ".".join(parts[: found[0] + 1])
 
 
 def _judge_surplus(checkpoint: Checkpoint, config: ModelConfig, name: str) -> IgnoredTensor | str:
