@@ -130,8 +130,16 @@ def read_quant_tensor(packed: PackedFiles, facts: Facts) -> QuantTensor:
 
 
 def _half(packed: PackedFiles) -> Tensor:
-    """The scales in float16. UnsupportedError when that would round."""
+    """The scales in float16. TensorError when one is inf or nan, UnsupportedError when that would
+    round.
+    """
     scales = packed.tensor("scales")
+    faults = scales.numel() - int(scales.isfinite().sum())
+    if faults:
+        raise TensorError(
+            f"{packed.module}.scales: {faults} of {scales.numel()} values are inf or nan; every "
+            "scale must be a finite number. Quantize the model again"
+        )
     half = scales.to(torch.float16)
     if not torch.equal(half.to(scales.dtype), scales):
         raise UnsupportedError(

@@ -327,3 +327,12 @@ def test_a_borrow_between_zero_points_is_undone(tmp_path: Path, bits: int) -> No
     weight = Affine(codes, torch.ones(1, 64).half(), zeros, sequential_groups(32, 32))
     write_folder(tmp_path, packed_module(weight, bits), config_of(spec))
     assert torch.equal(Checkpoint(tmp_path).quant_tensor(MODULE).zeros, zeros)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_scales_that_are_no_numbers_are_counted_and_refused(tmp_path: Path, value: float) -> None:
+    tensors = packed_module(random_affine(QuantSpec(4, 32), 32, 64), 4)
+    tensors[f"{MODULE}.scales"][1, 2:4] = value
+    checkpoint = Checkpoint(write_folder(tmp_path, tensors, config_of(QuantSpec(4, 32))))
+    with pytest.raises(TensorError, match="2 of 64 values are inf or nan"):
+        checkpoint.quant_tensor(MODULE)
