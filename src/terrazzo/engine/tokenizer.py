@@ -8,9 +8,10 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from terrazzo.checkpoint.tokenizer_file import open_tokenizer
 from terrazzo.engine.chat_template import ChatTemplate, Message, read_template, special_tokens
 from terrazzo.engine.folder import GenerationDefaults, read_json
-from terrazzo.errors import MissingFileError, RequestError
+from terrazzo.errors import RequestError
 
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _NO_VARIABLES: Final[Mapping[str, Any]] = {}
@@ -21,20 +22,15 @@ class Tokenizer:
 
     eos_token_ids: of generation_config.json, config.json and tokenizer_config.json together.
     vocab_size: token ids are below it. Raises MissingFileError when tokenizer.json is not there,
-    ConfigError when it is not JSON.
+    ConfigError when it is no tokenizer.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        from tokenizers import Tokenizer as Backend
-
         self.folder = Path(folder)
-        file = self.folder / "tokenizer.json"
-        if not read_json(file):
-            raise MissingFileError(
-                f"{file} is not there; copy it from the model this one was made of, or work with "
-                "token ids"
-            )
-        self._backend = Backend.from_file(str(file))
+        self._backend = open_tokenizer(
+            self.folder / "tokenizer.json",
+            "copy it from the model this one was made of, or work with token ids",
+        )
         self._backend.no_truncation()
         self._backend.no_padding()
         self._config = read_json(self.folder / "tokenizer_config.json")

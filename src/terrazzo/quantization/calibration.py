@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
+from terrazzo.checkpoint.tokenizer_file import open_tokenizer
 from terrazzo.errors import ConfigError, MissingFileError, QuantizationError
 from terrazzo.quantization.options import BuiltinText, CalibrationOptions
 
@@ -43,7 +43,7 @@ def load_calibration(tokenizer_file: Path, options: CalibrationOptions) -> Calib
     tokenizer_file: a `tokenizer.json`. Raises MissingFileError and ConfigError for files that are
     not there or not readable, and QuantizationError when the text is too short.
     """
-    tokenizer = _load_tokenizer(tokenizer_file)
+    tokenizer = open_tokenizer(tokenizer_file, "calibration needs the tokenizer.json of the model")
     prefix = tokenizer.encode("").ids
     stream: list[int] = []
     for document in documents(options.source):
@@ -109,14 +109,6 @@ def _message_text(place: str, message: Any, legal: str) -> str:
     if isinstance(message, Mapping) and isinstance(message.get("content"), str):
         return f"{message.get('role', '')}\n{message['content']}\n"
     raise ConfigError(f"{place}: message {message!r}; {legal}")
-
-
-def _load_tokenizer(file: Path) -> Tokenizer:
-    if not file.is_file():
-        raise MissingFileError(
-            f"{file} is not there; calibration needs the tokenizer.json of the model"
-        )
-    return Tokenizer.from_file(str(file))
 
 
 def _cut(stream: Sequence[int], length: int) -> Tensor:
