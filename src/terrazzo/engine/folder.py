@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from terrazzo.checkpoint import json_files
 from terrazzo.errors import ConfigError
 
 Document: TypeAlias = Mapping[str, Any]
@@ -26,15 +26,7 @@ def read_json(file: Path) -> Document:
 
     Raises ConfigError for anything that is not a JSON object.
     """
-    if not file.is_file():
-        return {}
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file} is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"{file} holds a {type(document).__name__}; it must be a JSON object")
-    return document
+    return json_files.read_json(file) if file.is_file() else {}
 
 
 @dataclass(frozen=True, slots=True)
