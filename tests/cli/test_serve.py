@@ -46,7 +46,7 @@ def serving(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], 
 
 def test_from_a_folder_to_answers_and_back_to_the_shell(folder: Path) -> None:
     with serving(folder, "--max-model-len", "48", "--api-key", "sesame") as (process, lines):
-        summary, memory, ready = lines
+        memory, summary, ready = lines
         assert "LlamaForCausalLM with 0 quantized and 15 dense linear modules" in summary
         assert memory.startswith("memory: weights")
         name, _, address = ready.removeprefix(READY).partition(" at ")

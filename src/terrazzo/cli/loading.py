@@ -81,11 +81,10 @@ def open_model(folder: Path, config: EngineConfig, say: Callable[[str], None]) -
     if len(conflicts) > CONFLICTS_SHOWN:
         hidden = len(conflicts) - CONFLICTS_SHOWN
         say(f"warning: {hidden} more disagreements; run `terrazzo inspect {folder}` to see them")
-    llm = LLM(folder, config)
+    llm = LLM(folder, config, announce=lambda plan: say(f"memory: {plan}"))
     plan = checkpoint.plan
     say(
         f"{folder}: {llm.model_config.architecture.name} with {len(plan.quantized)} quantized and "
         f"{len(plan.dense)} dense linear modules, loaded in {time.perf_counter() - start:.1f} s"
     )
-    say(f"memory: {llm.memory_plan}")
     return llm

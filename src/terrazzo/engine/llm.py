@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -79,21 +79,31 @@ class Completion:
         return self.choices[0].finish
 
 
+def keep_quiet(plan: MemoryPlan) -> None:
+    """Nobody wants to hear of the plan."""
+
+
 class LLM:
     """A model folder ready to generate: `LLM(folder).generate("Once upon a time")[0].text`.
 
-    memory_plan: what is allocated and why. engine: the synchronous core, which a server drives
-    itself. Raises the errors of `Checkpoint`, `load` and `resolve`; nothing is loaded before the
-    memory plan stands.
+    memory_plan: what is allocated and why; `announce` gets it before anything is. engine: the
+    synchronous core, which a server drives itself. Raises the errors of `Checkpoint`, `load` and
+    `resolve`; nothing is loaded before the memory plan stands.
     """
 
-    def __init__(self, folder: str | Path, config: EngineConfig = DEFAULT_CONFIG) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        config: EngineConfig = DEFAULT_CONFIG,
+        announce: Callable[[MemoryPlan], None] = keep_quiet,
+    ) -> None:
         self.folder = Path(folder)
         checkpoint = Checkpoint(self.folder)
         self.model_config = ModelConfig.of(checkpoint)
         self.memory_plan: MemoryPlan = plan_memory(
             checkpoint, self.model_config, config, available_memory()
         )
+        announce(self.memory_plan)
         self._defaults = GenerationDefaults.read(self.folder)
         vocabulary = self._vocabulary()
         self.decoder: Decoder = load(checkpoint, self.memory_plan.needs.kernel_policy)
