@@ -5,6 +5,7 @@ Importing this module imports GPTQModel, so only tests/interop does.
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,19 @@ def write_tiny_model(folder: Path, architecture: str = "llama", **sizes: Any) ->
             module.weight.data = weight
     model.half().save_pretrained(folder)
     write_tokenizer(folder, config.vocab_size)
+    return folder
+
+
+def write_tiny_model_apart(folder: Path, architecture: str, **sizes: Any) -> Path:
+    """`write_tiny_model` in a process of its own.
+
+    GPTQModel changes how transformers builds and names experts in any process that has loaded some.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    writer = spawn.Process(target=write_tiny_model, args=(folder, architecture), kwargs=sizes)
+    writer.start()
+    writer.join()
+    assert writer.exitcode == 0
     return folder
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.witness import CALIBRATION, TOKENS, Witness, write_tiny_model
+from helpers.witness import CALIBRATION, TOKENS, Witness, write_tiny_model, write_tiny_model_apart
 from terrazzo import LLM, Checkpoint, QuantSpec, RuleSet, quantize
 from terrazzo.quantization.options import CalibrationOptions
 from terrazzo.spec import Format
@@ -105,7 +105,8 @@ CASES = [
 
 def quantized(case: Case, work: Path) -> Path:
     sizes = {"tie_word_embeddings": case.tied, **SIZES.get(case.architecture, {})}
-    dense = write_tiny_model(work / "dense", case.architecture, **sizes)
+    write = write_tiny_model_apart if case.dynamic is EXPERTS else write_tiny_model
+    dense = write(work / "dense", case.architecture, **sizes)
     text = work / "calibration.txt"
     text.write_text("\n".join(" ".join(map(str, ids)) for ids in CALIBRATION), encoding="utf-8")
     quantize(
