@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -45,9 +46,10 @@ def body(**changes: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def raw_call(live: Live, content: str) -> Iterator[socket.socket]:
+def raw_call(live: Live, asked: dict[str, Any]) -> Iterator[socket.socket]:
     """A connection that has sent one POST, to be dropped at will."""
     address = urlsplit(live.url)
+    content = json.dumps(asked)
     head = f"POST {ROUTE} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
     with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
         connection.sendall(f"{head}{content}".encode())
@@ -61,13 +63,12 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("streams", ["true", "false"])
+@pytest.mark.parametrize("streams", [True, False])
 def test_a_client_that_leaves_ends_its_requests(
-    gate: tuple[Live, GatedRunner], streams: str
+    gate: tuple[Live, GatedRunner], streams: bool
 ) -> None:
     live, runner = gate
-    content = f'{{"prompt": ["a", "b"], "n": 2, "max_tokens": 50, "stream": {streams}}}'
-    with raw_call(live, content):
+    with raw_call(live, body(prompt=["a", "b"], n=2, stream=streams)):
         runner.permit(3)
         wait_until(lambda: runner.num_steps > 3)
         assert live.engine.stats.num_running == 4
@@ -83,7 +84,7 @@ def test_a_queued_client_that_leaves_ends_its_request(gate: tuple[Live, GatedRun
     with ThreadPoolExecutor() as pool:
         running = pool.submit(_status, live, body(prompt=["a", "b", "c", "d"]))
         wait_until(runner.begun.is_set)
-        with raw_call(live, '{"prompt": "queued", "max_tokens": 50}'):
+        with raw_call(live, body(prompt="queued")):
             wait_until(lambda: live.worker.num_requests == 5)
             runner.permit(1)
             wait_until(lambda: live.engine.stats.num_waiting == 1)
