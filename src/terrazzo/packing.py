@@ -2,8 +2,9 @@
 
 Words are int32 with the bit pattern of uint32. Two layouts exist on disk:
 
-* continuous (formats `gptq`, `gptq_v2`): along the packed axis, code `i` occupies bits
-  `[i * bits, (i + 1) * bits)` of one LSB-first bit stream.
+* continuous (formats `gptq`, `gptq_v2`, those of AutoRound): along the packed axis, code `i`
+  occupies bits `[i * bits, (i + 1) * bits)` of one LSB-first bit stream. Where a code never crosses
+  a byte, words of 8, 16 and 64 bits exist too (`pack_dtype`): the same stream in other pieces.
 * planar (format `gptq_p`): 32 codes become `bits` words, one bit plane of width 4, 2 or 1 after the
   other from low to high; equal to continuous for 2, 4 and 8 bits.
 
@@ -18,16 +19,26 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from terrazzo.spec import WORD_BITS, Format, QuantSpec, words_for
+from terrazzo.spec import WORD_BITS, Format, QuantSpec, StreamFormat, WordFormat, words_for
 
 PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
 """Widths of the bit planes of a planar code, low to high (GPTQModel, format gptq_p)."""
 
 PLANAR_ONLY_BITS = frozenset({5, 6, 7})
-"""No tool writes these continuously on disk: they are planar whatever the label says."""
+"""No format of GPTQModel stores these continuously: they are planar whatever its label says."""
+
+WORD_DTYPES = (torch.int32, torch.int8, torch.int16, torch.int64)
+"""`pack_dtype`: the types of words on disk. In memory, and in what we write, words are int32."""
+
+BYTE_BITS = (2, 4, 8)
+"""Widths that words of any type hold, because no code crosses a byte; the others are int32 only."""
 
 V1_WORD_INCREMENT = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
-"""v1 stores `zero - 1` by subtracting this from the whole word, with borrow between fields."""
+"""v1 stores `zero - 1` by subtracting this from the whole word, with borrow between fields; words
+of another type have as many bytes of it as they are long.
+"""
+
+_STORE_MINUS_ONE = (Format.GPTQ, StreamFormat.GPTQ)
 
 LEGACY_3BIT_INCREMENTS = (0x24924924, 0x92492492, 0x49249249)
 """Per-word constants of GPTQModel before its int3 fix: the first and third are exchanged."""
@@ -135,9 +146,24 @@ def unpack_planar(words: Tensor, count: int, bits: int) -> Tensor:
     return codes.to(torch.uint8).view(-1, columns)[:count]
 
 
-def is_planar(bits: int, checkpoint_format: Format) -> bool:
+def is_planar(bits: int, word_format: WordFormat) -> bool:
     """Whether the words of a `bits`-bit weight differ from the continuous layout."""
-    return bits in PLANAR_ONLY_BITS or (bits == 3 and checkpoint_format is Format.GPTQ_P)
+    if isinstance(word_format, StreamFormat):
+        return False
+    return bits in PLANAR_ONLY_BITS or (bits == 3 and word_format is Format.GPTQ_P)
+
+
+def join_words(words: Tensor, count: int) -> Tensor:
+    """Words of any type [W, N] -> int32 [count, N]: the same stream along dim 0, in 32-bit pieces.
+
+    `words` itself where it is that already.
+    """
+    if words.dtype == torch.int32:
+        return words
+    stream = words.T.contiguous().view(torch.uint8)[:, : 4 * count]
+    joined = stream.new_zeros((stream.shape[0], 4 * count))
+    joined[:, : stream.shape[1]] = stream
+    return joined.view(torch.int32).T.contiguous()
 
 
 def encode_qweight(codes: Tensor, bits: int, checkpoint_format: Format) -> Tensor:
@@ -145,12 +171,10 @@ def encode_qweight(codes: Tensor, bits: int, checkpoint_format: Format) -> Tenso
     return (pack_planar if is_planar(bits, checkpoint_format) else pack)(codes, bits)
 
 
-def decode_qweight(
-    qweight: Tensor, in_features: int, bits: int, checkpoint_format: Format
-) -> Tensor:
-    """`qweight` words of `checkpoint_format` -> uint8 [K, N]."""
-    decode = unpack_planar if is_planar(bits, checkpoint_format) else unpack
-    return decode(qweight, in_features, bits)
+def decode_qweight(qweight: Tensor, in_features: int, bits: int, word_format: WordFormat) -> Tensor:
+    """`qweight` words of `word_format`, of any type -> uint8 [K, N]."""
+    decode = unpack_planar if is_planar(bits, word_format) else unpack
+    return decode(join_words(qweight, words_for(in_features, bits)), in_features, bits)
 
 
 def encode_zeros(zeros: Tensor, bits: int, checkpoint_format: Format) -> Tensor:
@@ -161,25 +185,26 @@ def encode_zeros(zeros: Tensor, bits: int, checkpoint_format: Format) -> Tensor:
     if checkpoint_format is not Format.GPTQ:
         return pack(columns, bits).T.contiguous()
     if bits in V1_WORD_INCREMENT:
-        return _add_to_words(pack(columns, bits), -V1_WORD_INCREMENT[bits]).T.contiguous()
+        return (pack(columns, bits) - _v1_increment(bits, torch.int32)).T.contiguous()
     return pack((columns - 1) & ((1 << bits) - 1), bits).T.contiguous()
 
 
-def decode_zeros(qzeros: Tensor, out_features: int, bits: int, checkpoint_format: Format) -> Tensor:
-    """int32 [G, ceil(N * bits / 32)] -> true zero points uint8 [G, N].
+def decode_zeros(qzeros: Tensor, out_features: int, bits: int, word_format: WordFormat) -> Tensor:
+    """Words of any type [G, ceil(N * bits / word)] -> true zero points uint8 [G, N].
 
-    v1 (`gptq`): for 2, 4 and 8 bits the increment is added to the *word*, because the writer
-    subtracted it with borrow; for 3 bits it is added to each field modulo 8.
+    Where `zero - 1` is stored: for 2, 4 and 8 bits the increment is added to the *word*, because
+    the writer subtracted it with borrow; for other widths to each field, modulo `2**bits`.
     """
     words = qzeros.T
-    if is_planar(bits, checkpoint_format):
+    if is_planar(bits, word_format):
         return unpack_planar(words, out_features, bits).T.contiguous()
-    if checkpoint_format is not Format.GPTQ:
-        return unpack(words, out_features, bits).T.contiguous()
-    if bits in V1_WORD_INCREMENT:
-        words = _add_to_words(words, V1_WORD_INCREMENT[bits])
-        return unpack(words, out_features, bits).T.contiguous()
-    return ((unpack(words, out_features, bits) + 1) & ((1 << bits) - 1)).T.contiguous()
+    minus_one = word_format in _STORE_MINUS_ONE
+    if minus_one and bits in V1_WORD_INCREMENT:
+        words = words + _v1_increment(bits, words.dtype)
+    stored = unpack(join_words(words, words_for(out_features, bits)), out_features, bits)
+    if minus_one and bits not in V1_WORD_INCREMENT:
+        stored = (stored + 1) & ((1 << bits) - 1)
+    return stored.T.contiguous()
 
 
 def decode_legacy_3bit_zeros(qzeros: Tensor, out_features: int) -> Tensor:
@@ -215,8 +240,9 @@ def _pad_rows(words: Tensor, rows: int) -> Tensor:
     return torch.cat([words, words.new_zeros((missing, words.shape[1]))])
 
 
-def _add_to_words(words: Tensor, increment: int) -> Tensor:
-    return _to_int32(words.to(torch.int64) + increment)
+def _v1_increment(bits: int, dtype: torch.dtype) -> int:
+    """What v1 subtracts from a word of this type; sums and differences of words wrap around."""
+    return int.from_bytes(bytes([V1_WORD_INCREMENT[bits] & 0xFF]) * dtype.itemsize, "little")
 
 
 def _to_int32(words: Tensor) -> Tensor:

@@ -30,6 +30,19 @@ class Format(enum.Enum):
     GPTQ_P = "gptq_p"
 
 
+class StreamFormat(enum.Enum):
+    """`packing_format` of AutoRound, as far as it is a GPTQ layout: codes of every width, 5 to 7
+    bits too, are one bit stream. GPTQ stores `zero - 1`, GPTQ_V2 the true zero point.
+    """
+
+    GPTQ = "auto_round:auto_gptq"
+    GPTQ_V2 = "auto_round:gptqmodel"
+
+
+WordFormat: TypeAlias = Format | StreamFormat
+"""How words on disk are read; only a Format is written."""
+
+
 @dataclass(frozen=True, slots=True)
 class QuantSpec:
     """The knobs that decide the bytes of one quantized weight.
@@ -107,9 +120,9 @@ class PackedShapes:
         return 4 * (words + self.g_idx[0]) + 2 * self.scales[0] * self.scales[1]
 
 
-def words_for(count: int, bits: int) -> int:
-    """32-bit words that hold `count` codes of `bits` bits."""
-    return -(-count * bits // WORD_BITS)
+def words_for(count: int, bits: int, word_bits: int = WORD_BITS) -> int:
+    """Words that hold `count` codes of `bits` bits."""
+    return -(-count * bits // word_bits)
 
 
 def packed_shapes(spec: QuantSpec, out_features: int, in_features: int) -> PackedShapes:

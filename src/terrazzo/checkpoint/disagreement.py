@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from terrazzo.checkpoint.conflict import Conflict
-from terrazzo.checkpoint.facts import Facts, ZeroReading
+from terrazzo.checkpoint.facts import Facts
+from terrazzo.checkpoint.zero_points import ZeroReading
 from terrazzo.rules import Resolution
 from terrazzo.spec import Dense, QuantSpec
 
@@ -36,7 +37,7 @@ def spec_conflicts(said: Resolution, claimed: QuantSpec, facts: Facts) -> Iterat
             "g_idx is not sequential",
             "Using g_idx. Set desc_act to true: engines that trust the flag compute garbage",
         )
-    if facts.zero_reading is ZeroReading.MIDDLE:
+    if facts.zeros.reading is ZeroReading.MIDDLE:
         yield Conflict(
             said.name,
             "checkpoint_format",

@@ -2,41 +2,45 @@
 
 Shapes decide bits, groups and sizes; `g_idx` decides act-order; the zero points decide symmetry.
 The config serves as a tie-break where shapes leave a choice, and for the two things that no shape
-shows: whether zero points are stored minus one (v1), and whether 3-bit codes are in bit planes.
+shows: whether zero points are stored minus one (v1), and whether codes are in bit planes. The type
+of `qweight` is the width of the words, whatever `pack_dtype` says.
 """
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from terrazzo.checkpoint.files import TensorFiles
+from terrazzo.checkpoint.zero_points import Coded, ZeroPoints, ZeroReading, judge_zero_points
 from terrazzo.errors import TensorError, UnsupportedError
 from terrazzo.packing import (
+    BYTE_BITS,
     PLANAR_ONLY_BITS,
+    WORD_DTYPES,
     QuantTensor,
     decode_legacy_3bit_zeros,
     decode_qweight,
     decode_zeros,
     is_planar,
+    join_words,
     pack,
     sequential_groups,
 )
-from terrazzo.spec import LEGAL_BITS, PER_CHANNEL, WORD_BITS, Format, Name, QuantSpec, words_for
+from terrazzo.spec import (
+    LEGAL_BITS,
+    PER_CHANNEL,
+    WORD_BITS,
+    Name,
+    QuantSpec,
+    WordFormat,
+    words_for,
+)
 
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _INDEX_DTYPES = (torch.int32, torch.int64)
-
-
-class ZeroReading(enum.Enum):
-    """How the true zero points follow from `qzeros`."""
-
-    AS_LABELLED = "as checkpoint_format says"
-    MIDDLE = "the middle code, stored in another encoding than the label's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,9 @@ class PackedFiles:
             )
         return header.shape
 
+    def dtype(self, suffix: str) -> torch.dtype:
+        return self.files.headers[f"{self.module}.{suffix}"].dtype
+
     def contradiction(self, sentence: str) -> TensorError:
         held = ", ".join(
             f"{suffix} {list(self.files.headers[f'{self.module}.{suffix}'].shape)}"
@@ -82,51 +89,84 @@ class PackedFiles:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """spec: as the tensors have it. label: the checkpoint_format of the config. layout: the one
-    whose words the codes are in, which differs from the label only in mislabelled 3-bit files.
+    """spec: as the tensors have it. word_dtype: the type of the words. label: the format that the
+    config names. zeros: how zero points are stored, and the layout that the codes are in.
     """
 
     spec: QuantSpec
     in_features: int
     out_features: int
-    label: Format
-    layout: Format
-    zero_reading: ZeroReading
+    word_dtype: torch.dtype
+    label: WordFormat
+    zeros: ZeroPoints
 
 
-def read_facts(packed: PackedFiles, said: QuantSpec, checkpoint_format: Format) -> Facts:
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """Sizes that bound the bit width. bits: of one word. rows: words along K of qweight. columns:
+    words along N of qzeros.
+    """
+
+    bits: int
+    rows: int
+    columns: int
+    out_features: int
+
+    def fit(self, bits: int, in_features: int) -> bool:
+        return self.fit_outputs(bits) and words_for(in_features, bits, self.bits) == self.rows
+
+    def fit_outputs(self, bits: int) -> bool:
+        return words_for(self.out_features, bits, self.bits) == self.columns
+
+
+def read_facts(packed: PackedFiles, said: QuantSpec, label: WordFormat) -> Facts:
     """said: the spec that config and rules give the module.
 
-    Reads `g_idx` and `qzeros`, never `qweight`. Raises TensorError when the tensors contradict each
-    other.
+    Reads `g_idx` and `qzeros`, and a few columns of `qweight` where zero points of 3 bits are in
+    doubt. Raises TensorError when the tensors contradict each other, UnsupportedError for words
+    that no tool writes.
     """
-    rows, out_features = packed.shape("qweight", torch.int32)
+    rows, out_features = packed.shape("qweight", *WORD_DTYPES)
+    word_dtype = packed.dtype("qweight")
     groups, scale_columns = packed.shape("scales", *_SCALE_DTYPES)
-    zero_rows, zero_columns = packed.shape("qzeros", torch.int32)
+    zero_rows, zero_columns = packed.shape("qzeros", word_dtype)
     if scale_columns != out_features or zero_rows != groups or groups == 0:
         raise packed.contradiction("qweight, qzeros and scales disagree on outputs or groups")
-    in_features = _in_features(packed, said, rows, (zero_columns, out_features))
-    bits = _bits(packed, said, (rows, in_features), (zero_columns, out_features))
-    group_size, sequential = _grouping(packed, said, in_features, groups)
-    qzeros = packed.tensor("qzeros")
-    layout, reading, sym = _zero_points(qzeros, out_features, bits, said.sym, checkpoint_format)
-    _check_planar(packed, bits, in_features, out_features, layout)
-    spec = QuantSpec(bits, group_size, sym, desc_act=not sequential)
-    return Facts(spec, in_features, out_features, checkpoint_format, layout, reading)
+    words = _Words(8 * word_dtype.itemsize, rows, zero_columns, out_features)
+    in_features = _in_features(packed, said, words)
+    bits = _bits(packed, said, words, in_features)
+    _check_words(packed, bits, word_dtype)
+    group_size, g_idx = _grouping(packed, said, in_features, groups)
+    coded = Coded(packed.tensor("qweight"), packed.tensor("qzeros"), g_idx, out_features, bits)
+    zeros = judge_zero_points(coded, said.sym, label)
+    _check_planar(packed, bits, in_features, out_features, zeros.layout)
+    plain = QuantSpec(bits, group_size, zeros.sym)
+    order = sequential_groups(in_features, plain.group_of(in_features))
+    spec = replace(plain, desc_act=not torch.equal(g_idx, order))
+    return Facts(spec, in_features, out_features, word_dtype, label, zeros)
 
 
 def read_quant_tensor(packed: PackedFiles, facts: Facts) -> QuantTensor:
-    """The module in canonical form; its words stay mapped from the file unless they are planar."""
-    spec, layout = facts.spec, facts.layout
+    """The module in canonical form; its words stay mapped from the file unless they are planar or
+    of another type than int32.
+    """
+    spec, layout = facts.spec, facts.zeros.layout
     qweight = packed.tensor("qweight")
     if is_planar(spec.bits, layout):
         qweight = pack(decode_qweight(qweight, facts.in_features, spec.bits, layout), spec.bits)
-    scales = _half(packed)
-    if facts.zero_reading is ZeroReading.MIDDLE:
-        zeros = torch.full(scales.shape, spec.mid_code, dtype=torch.uint8)
-    else:
-        zeros = decode_zeros(packed.tensor("qzeros"), facts.out_features, spec.bits, layout)
-    return QuantTensor(spec, qweight, scales, zeros, _g_idx(packed, facts))
+    qweight = join_words(qweight, words_for(facts.in_features, spec.bits))
+    return QuantTensor(spec, qweight, _half(packed), _zeros(packed, facts), _g_idx(packed, facts))
+
+
+def _zeros(packed: PackedFiles, facts: Facts) -> Tensor:
+    """uint8 [G, N]: the true zero points."""
+    qzeros, bits = packed.tensor("qzeros"), facts.spec.bits
+    if facts.zeros.reading is ZeroReading.MIDDLE:
+        shape = (qzeros.shape[0], facts.out_features)
+        return torch.full(shape, facts.spec.mid_code, dtype=torch.uint8)
+    if facts.zeros.reading is ZeroReading.LEGACY_3BIT:
+        return decode_legacy_3bit_zeros(qzeros, facts.out_features)
+    return decode_zeros(qzeros, facts.out_features, bits, facts.zeros.layout)
 
 
 def _half(packed: PackedFiles) -> Tensor:
@@ -149,56 +189,62 @@ def _half(packed: PackedFiles) -> Tensor:
     return half
 
 
-def _in_features(packed: PackedFiles, said: QuantSpec, rows: int, outputs: tuple[int, int]) -> int:
+def _in_features(packed: PackedFiles, said: QuantSpec, words: _Words) -> int:
     """Without `g_idx` the words tell: their number, with the bit width that qzeros have, and where
     the last word may be part empty, the groups.
     """
     if packed.has("g_idx"):
         return packed.shape("g_idx", *_INDEX_DTYPES)[0]
-    fitting = [bits for bits in LEGAL_BITS if words_for(outputs[1], bits) == outputs[0]]
+    fitting = [bits for bits in LEGAL_BITS if words.fit_outputs(bits)]
     bits = said.bits if said.bits in fitting or len(fitting) != 1 else fitting[0]
-    full = rows * WORD_BITS // bits
+    full = words.rows * words.bits // bits
     grouped = packed.shape("scales", *_SCALE_DTYPES)[0] * said.group_of(full)
-    return grouped if grouped < full and words_for(grouped, bits) == rows else full
+    fits = words_for(grouped, bits, words.bits) == words.rows
+    return grouped if grouped < full and fits else full
 
 
-def _bits(
-    packed: PackedFiles, said: QuantSpec, inputs: tuple[int, int], outputs: tuple[int, int]
-) -> int:
-    """inputs, outputs: (words, codes) along K of qweight and along N of qzeros."""
-    fitting = [
-        bits
-        for bits in LEGAL_BITS
-        if words_for(inputs[1], bits) == inputs[0] and words_for(outputs[1], bits) == outputs[0]
-    ]
+def _bits(packed: PackedFiles, said: QuantSpec, words: _Words, in_features: int) -> int:
+    fitting = [bits for bits in LEGAL_BITS if words.fit(bits, in_features)]
     if said.bits in fitting:
         return said.bits
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
-        raise packed.contradiction(f"no bit width fits {inputs[1]} inputs, {outputs[1]} outputs")
+        raise packed.contradiction(
+            f"no bit width fits {in_features} inputs, {words.out_features} outputs and words of "
+            f"{words.bits} bits"
+        )
     raise packed.contradiction(f"the shapes fit {fitting} bits, and the config says {said.bits}")
+
+
+def _check_words(packed: PackedFiles, bits: int, dtype: torch.dtype) -> None:
+    if dtype != torch.int32 and bits not in BYTE_BITS:
+        raise UnsupportedError(
+            f"{packed.module}.qweight: {bits} bits in words of {dtype}; legal are 2, 4 and 8 bits, "
+            "because no tool packs others into words that are not int32. Save the model again with "
+            "pack_dtype int32"
+        )
 
 
 def _grouping(
     packed: PackedFiles, said: QuantSpec, in_features: int, groups: int
-) -> tuple[int, bool]:
-    """(group size, whether the groups are in the order of the inputs)."""
+) -> tuple[int, Tensor]:
+    """(group size, int32 [K]: the group of each input)."""
     if not packed.has("g_idx"):
         group = _uniform_group(packed, said, in_features, groups)
-        return group, True
+        spec = QuantSpec(group_size=group)
+        return group, sequential_groups(in_features, spec.group_of(in_features))
     g_idx = _normalized(packed.tensor("g_idx"), groups)
     if in_features == 0 or int(g_idx.min()) < 0 or int(g_idx.max()) != groups - 1:
         raise packed.contradiction(f"g_idx does not number the {groups} groups of scales")
     if said.num_groups(in_features) == groups and torch.equal(
         g_idx, sequential_groups(in_features, said.group_of(in_features))
     ):
-        return said.group_size, True
+        return said.group_size, g_idx
     largest = int(torch.bincount(g_idx).max())
-    sequential = torch.equal(g_idx, sequential_groups(in_features, largest))
-    if sequential:
-        return PER_CHANNEL if groups == 1 else largest, True
-    return _uniform_group(packed, said, in_features, groups), False
+    if torch.equal(g_idx, sequential_groups(in_features, largest)):
+        return PER_CHANNEL if groups == 1 else largest, g_idx
+    return _uniform_group(packed, said, in_features, groups), g_idx
 
 
 def _uniform_group(packed: PackedFiles, said: QuantSpec, in_features: int, groups: int) -> int:
@@ -213,69 +259,15 @@ def _uniform_group(packed: PackedFiles, said: QuantSpec, in_features: int, group
 
 
 def _check_planar(
-    packed: PackedFiles, bits: int, in_features: int, out_features: int, label: Format
+    packed: PackedFiles, bits: int, in_features: int, out_features: int, layout: WordFormat
 ) -> None:
     blocks = in_features % WORD_BITS == 0 and out_features % WORD_BITS == 0
-    if is_planar(bits, label) and not blocks:
+    if is_planar(bits, layout) and not blocks:
         reason = "is always planar" if bits in PLANAR_ONLY_BITS else "is planar in gptq_p"
         raise packed.contradiction(
             f"{bits} bits {reason}, so inputs and outputs must be multiples of 32, not "
             f"{in_features} and {out_features}"
         )
-
-
-def _zero_points(
-    qzeros: Tensor, out_features: int, bits: int, said_sym: bool, label: Format
-) -> tuple[Format, ZeroReading, bool]:
-    """The layout of the words, how to read the zero points, and whether all are the middle code.
-
-    A file that claims symmetry and stores the middle code in any known encoding is symmetric, even
-    when its label belongs to another encoding. The constants of bit planes and of a stream differ,
-    so they also tell the layout of mislabelled 3-bit codes.
-    """
-    sample, columns = _sample(qzeros, out_features, bits)
-    if _is_middle(sample, columns, bits, label):
-        return label, ZeroReading.AS_LABELLED, said_sym
-    if said_sym:
-        others = sorted(Format, key=lambda other: is_planar(bits, other) != is_planar(bits, label))
-        for other in others:
-            if _is_middle(sample, columns, bits, other):
-                mislaid = is_planar(bits, other) != is_planar(bits, label)
-                return other if mislaid else label, ZeroReading.MIDDLE, True
-        if bits == 3 and _all_equal(decode_legacy_3bit_zeros(sample, columns), 4):
-            layout = Format.GPTQ if is_planar(bits, label) else label
-            return layout, ZeroReading.MIDDLE, True
-    return label, ZeroReading.AS_LABELLED, False
-
-
-def _sample(qzeros: Tensor, out_features: int, bits: int) -> tuple[Tensor, int]:
-    """(words, columns) that stand for all zero points: one block of 32 where all blocks are equal,
-    as they are in a symmetric weight, or else everything.
-    """
-    block = qzeros[:1, :bits]
-    whole = out_features % WORD_BITS == 0
-    if whole and bool((qzeros.reshape(qzeros.shape[0], -1, bits) == block).all()):
-        return block, WORD_BITS
-    return qzeros, out_features
-
-
-def _is_middle(words: Tensor, columns: int, bits: int, layout: Format) -> bool:
-    if is_planar(bits, layout) and columns % WORD_BITS != 0:
-        return False
-    if words.numel() == bits:
-        return _block_is_middle(tuple(words.flatten().tolist()), columns, bits, layout)
-    return _all_equal(decode_zeros(words, columns, bits, layout), 1 << (bits - 1))
-
-
-@lru_cache(maxsize=256)
-def _block_is_middle(words: tuple[int, ...], columns: int, bits: int, layout: Format) -> bool:
-    """Hundreds of modules share a handful of blocks, and unpacking one costs many small steps."""
-    block = torch.tensor([words], dtype=torch.int32)
-    return _all_equal(decode_zeros(block, columns, bits, layout), 1 << (bits - 1))
-
-
-def _all_equal(zeros: Tensor, value: int) -> bool:
-    return bool((zeros == value).all())
 
 
 def _g_idx(packed: PackedFiles, facts: Facts) -> Tensor:

@@ -18,9 +18,9 @@ from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.checkpoint.companions import companion_files
 from terrazzo.checkpoint.config import EMBEDDED_KEY
 from terrazzo.checkpoint.description import Description
-from terrazzo.checkpoint.facts import ZeroReading
 from terrazzo.checkpoint.names import GROUP_INDEX, PACKED_SUFFIXES, WEIGHT
 from terrazzo.checkpoint.writer import CheckpointWriter
+from terrazzo.checkpoint.zero_points import ZeroReading
 from terrazzo.dialects.emit import rules_for
 from terrazzo.dialects.engines import Engine
 from terrazzo.dialects.exact import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from terrazzo.checkpoint.facts import ZeroReading
 from terrazzo.checkpoint.names import is_quantizable
+from terrazzo.checkpoint.zero_points import ZeroReading
 from terrazzo.dialects.prediction import CONFIG, Finding, Refusal, refuses, silently_wrong
 from terrazzo.dialects.subject import Linear, Subject
 from terrazzo.rules import LM_HEAD, Resolution

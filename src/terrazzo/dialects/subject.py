@@ -9,8 +9,8 @@ from typing import Any
 
 from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.checkpoint.config import EMBEDDED_KEY, SEPARATE_FILES, read_quantization_config
-from terrazzo.checkpoint.facts import ZeroReading
 from terrazzo.checkpoint.json_files import read_json
+from terrazzo.checkpoint.zero_points import ZeroReading
 from terrazzo.rules import RuleSet
 from terrazzo.spec import Dense, Format, Name, QuantSpec
 

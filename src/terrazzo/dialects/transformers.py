@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from terrazzo.checkpoint.facts import ZeroReading
 from terrazzo.checkpoint.names import is_quantizable
+from terrazzo.checkpoint.zero_points import ZeroReading
 from terrazzo.dialects.gptqmodel import GROUP_SIZES
 from terrazzo.dialects.lookup import typed_spec
 from terrazzo.dialects.prediction import CONFIG, Finding, Refusal, refuses, silently_wrong

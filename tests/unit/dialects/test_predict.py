@@ -17,7 +17,7 @@ from helpers.dialects import (
     with_config,
     written,
 )
-from terrazzo.checkpoint.facts import ZeroReading
+from terrazzo.checkpoint.zero_points import ZeroReading
 from terrazzo.dialects.engines import ENGINES, engine_named
 from terrazzo.dialects.prediction import CONFIG, Outcome
 from terrazzo.errors import ConfigError
