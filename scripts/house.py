@@ -9,7 +9,16 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "terrazzo"
 PAGE = ROOT / "docs" / "house.md"
 HEADING = "## Files\n"
-GROUND = ("errors.py", "env.py", "spec.py", "packing.py", "rules.py", "__init__.py", "__main__.py")
+GROUND = (
+    "errors.py",
+    "env.py",
+    "spec.py",
+    "packing.py",
+    "spellings.py",
+    "rules.py",
+    "__init__.py",
+    "__main__.py",
+)
 ROOMS = (
     "checkpoint",
     "kernels",

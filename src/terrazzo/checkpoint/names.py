@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from terrazzo.checkpoint.files import TensorHeader
-from terrazzo.rules import LM_HEAD, layer_relative
 from terrazzo.spec import Name
+from terrazzo.spellings import HEADS, layer_relative
 
 QWEIGHT = "qweight"
 PACKED_SUFFIXES = (QWEIGHT, "qzeros", "scales")
@@ -54,7 +54,7 @@ def is_quantizable(name: Name) -> bool:
     They take the linears inside decoder layers except routers; the head has its own switch.
     """
     parts = name.split(".")
-    return name == LM_HEAD or (
+    return name in HEADS or (
         layer_relative(name) != name and parts[-1] not in ROUTERS and TOWERS.isdisjoint(parts)
     )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from terrazzo.rules import LM_HEAD
 from terrazzo.spec import Name
+from terrazzo.spellings import HEADS, LM_HEAD, NESTED_HEAD, TOWERS
 
 QKV = "self_attn.qkv_proj"
 GATE_UP = "mlp.gate_up_proj"
@@ -31,7 +31,7 @@ EXPERT_NAMES = ExpertNames("mlp", "gate_proj", "up_proj", "down_proj")
 MIXTRAL_NAMES = ExpertNames("block_sparse_moe", "w1", "w3", "w2")
 """The second is the older spelling of Mixtral."""
 
-PREFIXES = ("model", "model.language_model", "language_model.model")
+PREFIXES = tuple(each.value.removesuffix(".layers") for each in TOWERS)
 """Where the decoder is: alone, or beside encoders for pictures and sound."""
 
 
@@ -49,8 +49,7 @@ class Layout:
         """What the tensors say; where they say nothing, `usual` linears are fused."""
         prefixes = [each for each in PREFIXES if f"{each}.embed_tokens.weight" in tensor_names]
         prefix = prefixes[0] if prefixes else PREFIXES[0]
-        heads = [LM_HEAD, f"language_model.{LM_HEAD}"]
-        head = heads[any(name.startswith(f"{heads[1]}.") for name in tensor_names)]
+        head = HEADS[any(name.startswith(f"{NESTED_HEAD}.") for name in tensor_names)]
         first_layer = f"{prefix}.layers.0."
         inside = [name.removeprefix(first_layer) for name in tensor_names]
         fused = {each for each in SHARDS if _is_fused(each, inside, each in usual)}
