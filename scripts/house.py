@@ -16,6 +16,7 @@ GROUND = (
     "packing.py",
     "spellings.py",
     "rules.py",
+    "idle_rules.py",
     "__init__.py",
     "__main__.py",
 )

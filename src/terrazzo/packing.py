@@ -160,7 +160,8 @@ def join_words(words: Tensor, count: int) -> Tensor:
     """
     if words.dtype == torch.int32:
         return words
-    stream = words.T.contiguous().view(torch.uint8)[:, : 4 * count]
+    columns = words.T.reshape(-1).view(torch.uint8).view(words.shape[1], -1)
+    stream = columns[:, : 4 * count]
     joined = stream.new_zeros((stream.shape[0], 4 * count))
     joined[:, : stream.shape[1]] = stream
     return joined.view(torch.int32).T.contiguous()

@@ -16,6 +16,7 @@ decides there which modules to skip. The engine is PCRE2 itself, the one that GP
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,19 +29,29 @@ from terrazzo.spec import DEFAULT_SPEC, DENSE, Dense, Name, QuantSpec
 LM_HEAD: Name = "lm_head"
 SPEC_FIELDS = ("bits", "group_size", "sym", "desc_act")
 
+_LITERAL = re.compile(r"\^?((?:[\w-]|\\[^\w\s])+)\$", re.ASCII)
+_ESCAPE = re.compile(r"\\(.)")
+
 
 class Polarity(enum.Enum):
     POSITIVE = "+:"
     NEGATIVE = "-:"
 
 
+class TriedOn(enum.Enum):
+    """The names of a module that a pattern is tried on."""
+
+    FULL = "model.layers.3.self_attn.q_proj"
+    RELATIVE_TOO = "that, and self_attn.q_proj"
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One entry of `dynamic`.
+    """One entry of `dynamic`, or of another list that says the same.
 
-    key: as written in the file, prefix included. polarity: what a match means. pattern: PCRE2 text.
+    key: as `dynamic` has it, prefix included. polarity: what a match means. pattern: PCRE2 text.
     override: the fields of a spec that it sets. options: the fields that only the quantizer reads
-    (`mse`, `damp_percent`, ...).
+    (`mse`, `damp_percent`, ...) and `pack_dtype`. entry: as its file writes it.
     """
 
     key: str
@@ -48,6 +59,8 @@ class Rule:
     pattern: str
     override: Mapping[str, Any]
     options: Mapping[str, Any]
+    entry: str
+    tried_on: TriedOn
     compiled: pcre2.Pattern = field(repr=False, compare=False)
 
     @classmethod
@@ -56,11 +69,34 @@ class Rule:
         polarity = Polarity.NEGATIVE if key.startswith("-:") else Polarity.POSITIVE
         pattern = key[2:] if key.startswith(("-:", "+:")) else key
         fields = _fields_of(key, value, polarity)
+        relative = polarity is Polarity.NEGATIVE
+        tried_on = TriedOn.RELATIVE_TOO if relative else TriedOn.FULL
+        return cls._of(key, polarity, pattern, fields, key, tried_on)
+
+    @classmethod
+    def translated(
+        cls, entry: str, polarity: Polarity, pattern: str, fields: Mapping[str, Any]
+    ) -> Rule:
+        """What another tool writes as `entry`; its pattern is tried on full names only."""
+        key = f"{polarity.value}{pattern}"
+        return cls._of(key, polarity, pattern, fields, entry, TriedOn.FULL)
+
+    @classmethod
+    def _of(
+        cls,
+        key: str,
+        polarity: Polarity,
+        pattern: str,
+        fields: Mapping[str, Any],
+        entry: str,
+        tried_on: TriedOn,
+    ) -> Rule:
         override = {
-            name: _checked(key, name, fields[name]) for name in SPEC_FIELDS if name in fields
+            name: _checked(entry, name, fields[name]) for name in SPEC_FIELDS if name in fields
         }
         options = {name: option for name, option in fields.items() if name not in SPEC_FIELDS}
-        return cls(key, polarity, pattern, override, options, _compile(key, pattern))
+        compiled = _compile(entry, pattern)
+        return cls(key, polarity, pattern, override, options, entry, tried_on, compiled)
 
     def apply(self, base: QuantSpec) -> QuantSpec | Dense:
         if self.polarity is Polarity.NEGATIVE:
@@ -68,11 +104,11 @@ class Rule:
         try:
             return replace(base, **self.override)
         except ConfigError as error:
-            raise RuleError(f"dynamic rule {self.key!r}: {error}") from error
+            raise RuleError(f"dynamic rule {self.entry!r}: {error}") from error
 
     def matches(self, name: Name) -> bool:
         return self._matches_text(name) or (
-            self.polarity is Polarity.NEGATIVE and self._matches_text(layer_relative(name))
+            self.tried_on is TriedOn.RELATIVE_TOO and self._matches_text(layer_relative(name))
         )
 
     def _matches_text(self, text: str) -> bool:
@@ -80,53 +116,37 @@ class Rule:
             match = self.compiled.match(text)
         except pcre2.LibraryError as error:
             raise RuleError(
-                f"dynamic rule {self.key!r}: PCRE2 gave up on module {text!r} ({error}); "
+                f"dynamic rule {self.entry!r}: PCRE2 gave up on module {text!r} ({error}); "
                 "write a pattern without nested repetition"
             ) from error
         # A pattern that moves its own start with \K does not match at the start of the name.
         return match is not None and match.start() == 0
 
     def __str__(self) -> str:
-        return self.key
+        return self.entry
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
-    """No rule matched: the base config decided."""
+class Otherwise(enum.Enum):
+    """What decides a module where no rule does.
 
-    def __str__(self) -> str:
-        return "base config"
+    HEAD_SWITCH: whatever the rules say. NO_CONFIG: an ordinary model. OUT_OF_REACH: a router, tower
+    or projector, which quantizers leave dense before they look at rules.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class HeadSwitch:
-    """`lm_head` is false in the config, so the head stays dense whatever the rules say."""
-
-    def __str__(self) -> str:
-        return "lm_head: false"
-
-
-@dataclass(frozen=True, slots=True)
-class NoConfig:
-    """The folder has no quantization config: an ordinary model."""
+    BASE = "base config"
+    HEAD_SWITCH = "lm_head: false"
+    NO_CONFIG = "no quantization config"
+    OUT_OF_REACH = "left dense by quantizers"
 
     def __str__(self) -> str:
-        return "no quantization config"
+        return self.value
 
 
-@dataclass(frozen=True, slots=True)
-class OutOfReach:
-    """A router, tower or projector: quantizers leave it dense before they look at rules."""
-
-    def __str__(self) -> str:
-        return "left dense by quantizers"
-
-
-BASE = Base()
-HEAD_SWITCH = HeadSwitch()
-NO_CONFIG = NoConfig()
-OUT_OF_REACH = OutOfReach()
-Decider = Rule | Base | HeadSwitch | NoConfig | OutOfReach
+BASE = Otherwise.BASE
+HEAD_SWITCH = Otherwise.HEAD_SWITCH
+NO_CONFIG = Otherwise.NO_CONFIG
+OUT_OF_REACH = Otherwise.OUT_OF_REACH
+Decider = Rule | Otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +183,43 @@ class Plan(Mapping[Name, Resolution]):
 
 
 @dataclass(frozen=True, slots=True)
+class _Index:
+    """Tools write a rule for each of ten thousand experts: those that spell out one name are found
+    by it. literal: name -> its rules, by position. patterns: all other rules, by position.
+    """
+
+    literal: Mapping[str, Mapping[int, Rule]]
+    patterns: Mapping[int, Rule]
+
+    @classmethod
+    def of(cls, rules: Sequence[Rule]) -> _Index:
+        literal: dict[str, dict[int, Rule]] = {}
+        patterns: dict[int, Rule] = {}
+        for position, rule in enumerate(rules):
+            spelled = _LITERAL.fullmatch(rule.pattern)
+            name = "" if spelled is None else _ESCAPE.sub(r"\1", spelled[1])
+            (literal.setdefault(name, {}) if spelled else patterns)[position] = rule
+        return cls(literal, patterns)
+
+    def candidates(self, name: Name) -> Iterable[Rule]:
+        """In the order they are tried; no other rule matches."""
+        own = {**self.literal.get(name, {}), **self.literal.get(layer_relative(name), {})}
+        if not own:
+            return self.patterns.values()
+        return [rule for _, rule in sorted({**self.patterns, **own}.items())]
+
+
+@dataclass(frozen=True, slots=True)
 class RuleSet:
     """A base spec, the rules in the order they are tried, and whether the head is quantized."""
 
     base: QuantSpec = DEFAULT_SPEC
     rules: tuple[Rule, ...] = ()
     lm_head: bool = False
+    _index: _Index = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_index", _Index.of(self.rules))
 
     @classmethod
     def parse(
@@ -187,10 +238,10 @@ class RuleSet:
     def resolve_name(self, name: Name) -> Resolution:
         if name == LM_HEAD and not self.lm_head:
             return Resolution(name, DENSE, HEAD_SWITCH)
-        rule = next((rule for rule in self.rules if rule.matches(name)), None)
-        if rule is None:
-            return Resolution(name, self.base, BASE)
-        return Resolution(name, rule.apply(self.base), rule)
+        for rule in self._index.candidates(name):
+            if rule.matches(name):
+                return Resolution(name, rule.apply(self.base), rule)
+        return Resolution(name, self.base, BASE)
 
     def to_dynamic(self) -> dict[str, dict[str, Any]]:
         """The `dynamic` field that parses back to this rule set."""
@@ -204,41 +255,6 @@ def resolve(rules: RuleSet, names: Iterable[Name]) -> Plan:
     one. `lm_head` stays dense unless `rules.lm_head` is set.
     """
     return Plan(rules.resolve_name(name) for name in names)
-
-
-@dataclass(frozen=True, slots=True)
-class IdleRule:
-    """A rule that decides no module.
-
-    shadowed_by: the earlier rules that took all its matches; empty for a dead rule, whose pattern
-    matches no module at all.
-    """
-
-    rule: Rule
-    shadowed_by: tuple[Rule, ...]
-
-    def __str__(self) -> str:
-        if not self.shadowed_by:
-            return f"rule {self.rule.key!r} matches no module"
-        takers = ", ".join(repr(rule.key) for rule in self.shadowed_by)
-        return f"rule {self.rule.key!r} decides nothing: its matches are taken by {takers}"
-
-
-def idle_rules(rules: RuleSet, names: Sequence[Name]) -> tuple[IdleRule, ...]:
-    """The dead and shadowed rules of `rules` over `names`, in rule order."""
-    deciders = {name: rules.resolve_name(name).decided_by for name in names}
-    busy = {decider.key for decider in deciders.values() if isinstance(decider, Rule)}
-    idle = []
-    for rule in rules.rules:
-        if rule.key in busy:
-            continue
-        takers = {
-            decider.key: decider
-            for name, decider in deciders.items()
-            if isinstance(decider, Rule) and rule.matches(name)
-        }
-        idle.append(IdleRule(rule, tuple(takers.values())))
-    return tuple(idle)
 
 
 def layer_relative(name: Name) -> Name:

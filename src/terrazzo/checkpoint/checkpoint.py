@@ -12,7 +12,13 @@ from torch import Tensor
 
 from terrazzo.checkpoint.config import Unquantized, read_quantization_config
 from terrazzo.checkpoint.conflict import Conflict
-from terrazzo.checkpoint.disagreement import kind_conflict, spec_conflicts
+from terrazzo.checkpoint.disagreement import (
+    age_conflicts,
+    kind_conflict,
+    overflow_conflicts,
+    spec_conflicts,
+    word_conflicts,
+)
 from terrazzo.checkpoint.experts import ExpertFiles, Naming
 from terrazzo.checkpoint.facts import Facts, PackedFiles, read_facts, read_quant_tensor
 from terrazzo.checkpoint.json_files import read_json
@@ -20,7 +26,7 @@ from terrazzo.checkpoint.names import QWEIGHT, is_quantizable, linear_names
 from terrazzo.errors import ConfigError, MissingFileError, TensorError
 from terrazzo.packing import QuantTensor, dequantize
 from terrazzo.rules import NO_CONFIG, OUT_OF_REACH, Plan, Resolution
-from terrazzo.spec import DENSE, Name, QuantSpec
+from terrazzo.spec import DENSE, Name, QuantSpec, WordFormat
 
 
 class Checkpoint:
@@ -39,14 +45,21 @@ class Checkpoint:
     def __init__(self, folder: str | Path, naming: Naming = Naming.STORED) -> None:
         self.folder = Path(folder)
         self.model_config: Mapping[str, Any] = _read_model_config(self.folder)
-        self._quantization = read_quantization_config(self.folder, self.model_config)
-        self.rules = self._quantization.rules
-        self.remarks = self._quantization.differences
         self._files = ExpertFiles(self.folder, naming)
         self._linears = linear_names(self._files.headers)
+        self._quantization = read_quantization_config(
+            self.folder, self.model_config, self._linears.keys()
+        )
+        self.rules = self._quantization.rules
+        self.remarks = self._quantization.remarks
         self._facts = dict(self._read_facts())
         self.plan = Plan(self._held(module) for module in self._linears)
         self.conflicts: tuple[Conflict, ...] = tuple(self._find_conflicts())
+
+    @property
+    def word_format(self) -> WordFormat:
+        """How words are read, as the config labels them."""
+        return self._quantization.word_format
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
@@ -91,7 +104,7 @@ class Checkpoint:
                 said = self._said(module).spec
                 hint = said if isinstance(said, QuantSpec) else self.rules.base
                 packed = PackedFiles(self._files, module)
-                facts = read_facts(packed, hint, self._quantization.checkpoint_format)
+                facts = read_facts(packed, hint, self.word_format)
                 self._check_guess(module, facts)
                 yield module, facts
 
@@ -123,8 +136,13 @@ class Checkpoint:
             said, held = self._said(module), resolution.spec
             if isinstance(said.spec, QuantSpec) and isinstance(held, QuantSpec):
                 yield from spec_conflicts(said, said.spec, self._facts[module])
+                pack_dtype = self._quantization.pack_dtype
+                yield from word_conflicts(said, pack_dtype, self._facts[module])
             elif said.spec != held:
                 yield kind_conflict(said, held)
+        quantizers = self._quantization.quantizers
+        yield from age_conflicts(self._facts, quantizers)
+        yield from overflow_conflicts(self.folder, self._facts, quantizers)
 
 
 def _read_model_config(folder: Path) -> dict[str, Any]:

@@ -1,208 +1,188 @@
 """The quantization config of a folder, in every documented spelling, as one typed value.
 
-Two files may hold it. `quantize_config.json` keeps the order in which rules were applied, while
-transformers sorts the one inside `config.json`; so the separate file is read first, and where the
-two differ in more than order the difference is kept for the reader to report.
+Three places may hold it. `quantize_config.json` keeps the order in which rules were applied, while
+transformers sorts the one inside `config.json`; so the separate file is read first, and where
+places differ in more than order the difference is kept for the reader to report. In `config.json`
+it is at the top, or in the config of the text tower.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from terrazzo.checkpoint.autoround import METHODS as AUTOROUND_METHODS
+from terrazzo.checkpoint.autoround import is_autoround, read_autoround
+from terrazzo.checkpoint.config_fields import Fields, Reading
 from terrazzo.checkpoint.json_files import read_json
 from terrazzo.errors import ConfigError, UnsupportedError
 from terrazzo.packing import PLANAR_ONLY_BITS
-from terrazzo.rules import RuleSet
-from terrazzo.spec import DEFAULT_SPEC, Format, QuantSpec
+from terrazzo.rules import LM_HEAD, Polarity, Rule, RuleSet
+from terrazzo.spec import Format, Name, WordFormat
 
 SEPARATE_FILES = ("quantize_config.json", "quant_config.json")
 EMBEDDED_KEY = "quantization_config"
+TEXT_KEY = "text_config"
 
-_ALIASES = {
-    "bits": ("bits", "w_bit", "wbits"),
-    "group_size": ("group_size", "q_group_size"),
-    "method": ("quant_method", "method"),
-    "format": ("format", "checkpoint_format", "version"),
-}
-"""Field -> its spellings, the one that wins first (GPTQModel reads `format` before the alias)."""
-
-_METHODS = ("gptq",)
 _FOREIGN_FORMATS = {
     "marlin": "its words are in the order of one GPU kernel",
     "bitblas": "its words are in the order of one GPU kernel",
 }
+_QUANTIZED_LIST = "modules_in_block_to_quantize"
+_COMPARED = (
+    *("bits", "group_size", "sym", "desc_act", "lm_head", "format", "dynamic"),
+    *("pack_dtype", "packing_format", "extra_config"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationConfig:
     """What a config says about quantization; the tensors have the last word.
 
-    source: the file it was read from. pack_dtype: integer type of the words.
-    differences: fields on which the second config file disagrees, as sentences.
+    source: the file it was read from. word_format: how words are read. pack_dtype: integer type of
+    the words. quantizers: `name:version` of the tools that made it. remarks: sentences on what the
+    second config file contradicts, and on fields that say nothing.
     """
 
     source: Path
-    checkpoint_format: Format
+    word_format: WordFormat
     rules: RuleSet
     pack_dtype: str
-    differences: tuple[str, ...]
+    quantizers: tuple[str, ...]
+    remarks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Unquantized:
     """The folder holds an ordinary Hugging Face model."""
 
-    @property
-    def rules(self) -> RuleSet:
-        return RuleSet()
-
-    @property
-    def checkpoint_format(self) -> Format:
-        return Format.GPTQ
-
-    @property
-    def differences(self) -> tuple[str, ...]:
-        return ()
+    rules: RuleSet = field(default_factory=RuleSet)
+    word_format: WordFormat = Format.GPTQ
+    pack_dtype: str = "int32"
+    quantizers: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def read_quantization_config(
-    folder: Path, model_config: Mapping[str, Any]
+    folder: Path, model_config: Mapping[str, Any], names: Collection[Name]
 ) -> QuantizationConfig | Unquantized:
-    """Raises ConfigError, RuleError or UnsupportedError naming file and field."""
+    """names: every linear of the folder. Raises ConfigError, RuleError or UnsupportedError naming
+    file and field.
+    """
     found = _found(folder, model_config)
     if not found:
         return Unquantized()
-    source, fields = found[0]
+    first = found[0]
+    reading = _read(first, names)
     differences = tuple(
-        difference
-        for other, other_fields in found[1:]
-        for difference in _differences(source, fields, other, other_fields)
+        difference for other in found[1:] for difference in _differences(first, other)
     )
-    return _Fields(source, fields).config(differences)
+    return QuantizationConfig(
+        first.source,
+        reading.word_format,
+        reading.rules,
+        first.pack_dtype(),
+        first.quantizers(),
+        (*differences, *reading.remarks),
+    )
 
 
-def _found(folder: Path, model_config: Mapping[str, Any]) -> list[tuple[Path, Mapping[str, Any]]]:
+def embedded_config(model_config: Mapping[str, Any]) -> object:
+    """The quantization config inside config.json; None where there is none."""
+    text_config = model_config.get(TEXT_KEY)
+    inner = text_config.get(EMBEDDED_KEY) if isinstance(text_config, Mapping) else None
+    outer = model_config.get(EMBEDDED_KEY)
+    return inner if outer is None else outer
+
+
+def _found(folder: Path, model_config: Mapping[str, Any]) -> list[Fields]:
     """Every quantization config of the folder, the one to believe first."""
     separate = [folder / name for name in SEPARATE_FILES if (folder / name).is_file()]
-    found: list[tuple[Path, Mapping[str, Any]]] = [(path, read_json(path)) for path in separate[:1]]
-    embedded = model_config.get(EMBEDDED_KEY)
+    found = [Fields(path, read_json(path)) for path in separate[:1]]
+    embedded = embedded_config(model_config)
     if embedded is None:
         return found
     path = folder / "config.json"
     if not isinstance(embedded, Mapping):
         raise ConfigError(f"{path}: {EMBEDDED_KEY} is {embedded!r}; legal is an object")
-    return [*found, (path, embedded)]
+    return [*found, Fields(path, embedded)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """One config object with the file to blame."""
+def _read(fields: Fields, names: Collection[Name]) -> Reading:
+    method = str(fields.value("method", "gptq")).lower()
+    if is_autoround(method):
+        return read_autoround(fields, names)
+    if method not in ("gptq", *_FOREIGN_FORMATS):
+        raise UnsupportedError(
+            f"{fields.source}: quant_method is {method!r}; Terrazzo reads 'gptq' and "
+            f"{' and '.join(map(repr, AUTOROUND_METHODS))}. Quantize the original model with "
+            "`terrazzo quantize`, or export it in GPTQ format"
+        )
+    if method in _FOREIGN_FORMATS or fields.flag("is_marlin_format", False):
+        raise _foreign(fields, "marlin" if method == "gptq" else method)
+    rules = _rules(fields, names)
+    _check_rotation(fields)
+    return Reading(_promoted(_format(fields), rules), rules)
 
-    source: Path
-    fields: Mapping[str, Any]
 
-    def config(self, differences: tuple[str, ...]) -> QuantizationConfig:
-        self._check_method()
-        base = self._base()
-        dynamic = self._value("dynamic", {})
-        if not isinstance(dynamic, Mapping):
-            raise self._illegal("dynamic", dynamic, "an object that maps patterns to fields")
-        try:
-            rules = RuleSet.parse(dynamic, base, lm_head=self._flag("lm_head", False))
-        except ConfigError as error:
-            raise type(error)(f"{self.source}: {error}") from error
-        self._check_rotation()
-        return QuantizationConfig(
-            self.source, _promoted(self._format(), rules), rules, self._pack_dtype(), differences
+def _rules(fields: Fields, names: Collection[Name]) -> RuleSet:
+    dynamic = fields.mapping("dynamic", "an object that maps patterns to fields")
+    base, lm_head = fields.base(), fields.flag("lm_head", False)
+    listed = [rule for rule in _listed(fields) if any(rule.matches(name) for name in names)]
+    try:
+        rules = RuleSet.parse(dynamic, base, lm_head=lm_head)
+    except ConfigError as error:
+        raise type(error)(f"{fields.source}: {error}") from error
+    return RuleSet(base, (*rules.rules, *listed), lm_head)
+
+
+def _listed(fields: Fields) -> tuple[Rule, ...]:
+    """optimum and AutoRound list the linears of a block that are quantized, by the ends of their
+    names; the others are dense unless a rule of `dynamic` says otherwise.
+    """
+    value = fields.value(_QUANTIZED_LIST, [])
+    parts = value if isinstance(value, list) else [value]
+    ends = [end for part in parts for end in (part if isinstance(part, list) else [part])]
+    if not all(isinstance(end, str) for end in ends):
+        raise fields.illegal(_QUANTIZED_LIST, value, "a list of names, or of lists of names")
+    if not ends:
+        return ()
+    names = "|".join(re.escape(end) for end in ends)
+    pattern = rf"(?!{LM_HEAD}$)(?!.*(?:{names})$)"
+    return (Rule.translated(_QUANTIZED_LIST, Polarity.NEGATIVE, pattern, {}),)
+
+
+def _check_rotation(fields: Fields) -> None:
+    rotation = fields.value("rotation", None)
+    if rotation is not None:
+        raise UnsupportedError(
+            f"{fields.source}: rotation is {rotation!r}: the weights only make sense for inputs "
+            "that are rotated too, which Terrazzo does not do. Quantize without rotation"
         )
 
-    def _base(self) -> QuantSpec:
-        sym = self._flag("sym", DEFAULT_SPEC.sym)
-        if "sym" not in self.fields and "zero_point" in self.fields:
-            sym = not self._flag("zero_point", False)
-        try:
-            return QuantSpec(
-                bits=self._number("bits", DEFAULT_SPEC.bits),
-                group_size=self._number("group_size", DEFAULT_SPEC.group_size),
-                sym=sym,
-                desc_act=self._flag("desc_act", DEFAULT_SPEC.desc_act),
-            )
-        except ConfigError as error:
-            raise ConfigError(f"{self.source}: {error}") from error
 
-    def _check_method(self) -> None:
-        method = str(self._value("method", "gptq")).lower()
-        if method not in (*_METHODS, *_FOREIGN_FORMATS):
-            raise UnsupportedError(
-                f"{self.source}: quant_method is {method!r}; Terrazzo reads 'gptq'. Quantize the "
-                "original model with `terrazzo quantize`, or export it in GPTQ format"
-            )
-        if method in _FOREIGN_FORMATS or self._flag("is_marlin_format", False):
-            raise self._foreign("marlin" if method == "gptq" else method)
+def _format(fields: Fields) -> Format:
+    name = str(fields.value("format", Format.GPTQ.value)).lower()
+    if name in _FOREIGN_FORMATS:
+        raise _foreign(fields, name)
+    try:
+        return Format(name)
+    except ValueError as error:
+        legal = ", ".join(legal.value for legal in Format)
+        raise UnsupportedError(
+            f"{fields.source}: checkpoint_format is {name!r}; Terrazzo reads {legal}. Export "
+            "the model in one of these"
+        ) from error
 
-    def _check_rotation(self) -> None:
-        rotation = self._value("rotation", None)
-        if rotation is not None:
-            raise UnsupportedError(
-                f"{self.source}: rotation is {rotation!r}: the weights only make sense for inputs "
-                "that are rotated too, which Terrazzo does not do. Quantize without rotation"
-            )
 
-    def _format(self) -> Format:
-        name = str(self._value("format", Format.GPTQ.value)).lower()
-        if name in _FOREIGN_FORMATS:
-            raise self._foreign(name)
-        try:
-            return Format(name)
-        except ValueError as error:
-            legal = ", ".join(legal.value for legal in Format)
-            raise UnsupportedError(
-                f"{self.source}: checkpoint_format is {name!r}; Terrazzo reads {legal}. Export "
-                "the model in one of these"
-            ) from error
-
-    def _foreign(self, name: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"{self.source}: the checkpoint is in {name} format: {_FOREIGN_FORMATS[name]}. Use "
-            "the gptq checkpoint it was made from, or quantize the model again"
-        )
-
-    def _pack_dtype(self) -> str:
-        value = self._value("pack_dtype", "int32")
-        if value not in ("int8", "int16", "int32", "int64"):
-            raise self._illegal("pack_dtype", value, "int8, int16, int32 or int64")
-        if value != "int32":
-            raise UnsupportedError(
-                f"{self.source}: pack_dtype is {value}; Terrazzo reads int32. Save the model "
-                "again with pack_dtype int32"
-            )
-        return str(value)
-
-    def _value(self, field: str, default: object) -> Any:
-        for spelling in _ALIASES.get(field, (field,)):
-            if self.fields.get(spelling) is not None:
-                return self.fields[spelling]
-        return default
-
-    def _number(self, field: str, default: int) -> int:
-        value = self._value(field, default)
-        if isinstance(value, str) and value.lstrip("-").isdecimal():
-            return int(value)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        raise self._illegal(field, value, "a whole number")
-
-    def _flag(self, field: str, default: bool) -> bool:
-        value = self._value(field, default)
-        if isinstance(value, bool):
-            return value
-        raise self._illegal(field, value, "true or false")
-
-    def _illegal(self, field: str, value: object, legal: str) -> ConfigError:
-        return ConfigError(f"{self.source}: {field} is {value!r}; legal is {legal}")
+def _foreign(fields: Fields, name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{fields.source}: the checkpoint is in {name} format: {_FOREIGN_FORMATS[name]}. Use "
+        "the gptq checkpoint it was made from, or quantize the model again"
+    )
 
 
 def _promoted(label: Format, rules: RuleSet) -> Format:
@@ -214,13 +194,13 @@ def _promoted(label: Format, rules: RuleSet) -> Format:
     return label if PLANAR_ONLY_BITS.isdisjoint(asked) else Format.GPTQ_P
 
 
-def _differences(
-    source: Path, fields: Mapping[str, Any], other: Path, other_fields: Mapping[str, Any]
-) -> list[str]:
+def _differences(first: Fields, second: Fields) -> list[str]:
     """Sentences on fields that both files have with unequal values."""
+    source, fields = first.source, first.fields
+    other, other_fields = second.source, second.fields
     shared = [
         field
-        for field in ("bits", "group_size", "sym", "desc_act", "lm_head", "format", "dynamic")
+        for field in _COMPARED
         if fields.get(field) is not None and other_fields.get(field) is not None
     ]
     sentences = [

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from terrazzo.checkpoint.checkpoint import Checkpoint
-from terrazzo.checkpoint.config import EMBEDDED_KEY, SEPARATE_FILES, read_quantization_config
+from terrazzo.checkpoint.config import SEPARATE_FILES, embedded_config
 from terrazzo.checkpoint.json_files import read_json
 from terrazzo.checkpoint.zero_points import ZeroReading
-from terrazzo.rules import RuleSet
-from terrazzo.spec import Dense, Format, Name, QuantSpec
+from terrazzo.rules import Rule, RuleSet
+from terrazzo.spec import Dense, Name, QuantSpec, WordFormat
 
 SEQUENTIAL = ""
 """The `order` of a linear whose groups follow its inputs."""
@@ -44,7 +44,7 @@ class Subject:
     linears: tuple[Linear, ...]
     embedded: Mapping[str, Any]
     separate: Mapping[str, Any]
-    label: Format
+    label: WordFormat
     rules: RuleSet
     architecture: str
     ties_head: bool
@@ -52,17 +52,23 @@ class Subject:
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Subject:
         config = checkpoint.model_config
+        embedded = embedded_config(config)
         files = [checkpoint.folder / name for name in SEPARATE_FILES]
         separate = [read_json(file) for file in files if file.is_file()]
         return cls(
             linears=_linears(checkpoint),
-            embedded=config.get(EMBEDDED_KEY) or {},
+            embedded=embedded if isinstance(embedded, Mapping) else {},
             separate=separate[0] if separate else {},
-            label=read_quantization_config(checkpoint.folder, config).checkpoint_format,
-            rules=checkpoint.rules,
+            label=checkpoint.word_format,
+            rules=replace(checkpoint.rules, rules=tuple(_dynamic(checkpoint.rules))),
             architecture=str(next(iter(config.get("architectures") or []), "")),
             ties_head=bool(config.get("tie_word_embeddings", False)),
         )
+
+
+def _dynamic(rules: RuleSet) -> Iterator[Rule]:
+    """The rules that `dynamic` has, without those that other fields were translated into."""
+    yield from (rule for rule in rules.rules if rule.entry == rule.key)
 
 
 def _linears(checkpoint: Checkpoint) -> tuple[Linear, ...]:

@@ -11,11 +11,11 @@ from terrazzo.engine.config import DEFAULT_CONFIG, EngineConfig
 from terrazzo.engine.memory import MemoryPlan, available_memory
 from terrazzo.engine.needs import plan_memory
 from terrazzo.errors import TerrazzoError
+from terrazzo.idle_rules import idle_rules
 from terrazzo.kernels.choose import Verdict
 from terrazzo.models.audit import audit
 from terrazzo.models.config import ModelConfig
 from terrazzo.models.linear_plan import LinearPlan, plan_linears
-from terrazzo.rules import idle_rules
 from terrazzo.spec import Dense, Name, QuantSpec
 
 _NO_KERNEL = "none"

@@ -1,15 +1,16 @@
 """Compares what a checkpoint holds with what its architecture needs, before any weight is read.
 
-Every tensor ends in one of three places: it fills a parameter, it is ignored by name with a reason,
-or it is a problem. All problems are collected into one error.
+Every tensor ends in one of four places: it fills a parameter; it is a bias that a quantized module
+brings along though the architecture has none; it is ignored by name with a reason; or it is a
+problem. All problems are collected into one error.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,7 +21,7 @@ from terrazzo.models.architectures import Modality
 from terrazzo.models.config import ModelConfig
 from terrazzo.models.layout import Layout
 from terrazzo.models.parameters import Parameter, ParameterKind, head_parameter, parameters
-from terrazzo.spec import WORD_BITS, QuantSpec, words_for
+from terrazzo.spec import Name, QuantSpec, words_for
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PROBLEMS_SHOWN = 20
@@ -45,15 +46,24 @@ class IgnoredTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class SurplusBias:
+    """A quantized module brings a bias along where the architecture has none."""
+
+    module: Name
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
     """What loading does with the tensors that are not plainly parameters.
 
-    remarks: sentences on where the tensors overrule config.json.
+    remarks: sentences on where the tensors overrule config.json. biases: modules that have one
+    though config.json gives them none.
     """
 
     head: HeadWeights
     ignored: tuple[IgnoredTensor, ...]
     remarks: tuple[str, ...]
+    biases: tuple[Name, ...] = ()
 
 
 def audit(checkpoint: Checkpoint, config: ModelConfig) -> LoadReport:
@@ -73,15 +83,26 @@ def audit(checkpoint: Checkpoint, config: ModelConfig) -> LoadReport:
         IgnoredTensor(f"{tower}.*", f"{count} tensors of an encoder that text does not pass")
         for tower, count in towers.items()
     ]
-    for name in (name for name in surplus if _tower(config, name) == NO_TOWER):
-        verdict = _judge_surplus(checkpoint, config, name)
-        if isinstance(verdict, IgnoredTensor):
-            ignored.append(verdict)
-        else:
-            problems.append(verdict)
+    linears = {p.name: p.shape for p in wanted if p.kind is ParameterKind.LINEAR}
+    rest = [name for name in surplus if _tower(config, name) == NO_TOWER]
+    verdicts = [_judge_surplus(checkpoint, config, name, linears) for name in rest]
+    ignored += [verdict for verdict in verdicts if isinstance(verdict, IgnoredTensor)]
+    problems += [verdict for verdict in verdicts if isinstance(verdict, str)]
     if problems:
         raise TensorError(_message(checkpoint, config, problems))
-    return _with_head(checkpoint, config, tuple(ignored))
+    biases = tuple(verdict.module for verdict in verdicts if isinstance(verdict, SurplusBias))
+    return _with_biases(_with_head(checkpoint, config, tuple(ignored)), config, biases)
+
+
+def _with_biases(report: LoadReport, config: ModelConfig, biases: tuple[Name, ...]) -> LoadReport:
+    if not biases:
+        return report
+    remark = (
+        f"{len(biases)} quantized modules have biases that {config.architecture.name} with this "
+        f"config.json does not have, the first is {biases[0]}.bias: adding them. Other engines "
+        "leave them out without a word"
+    )
+    return replace(report, remarks=(*report.remarks, remark), biases=biases)
 
 
 def _wanted(checkpoint: Checkpoint, config: ModelConfig) -> tuple[Parameter, ...]:
@@ -104,12 +125,13 @@ def _tensors_of(
         return
     out_features, in_features = parameter.shape
     groups, _ = checkpoint.shape(f"{parameter.name}.scales")
-    yield f"{parameter.name}.qweight", (words_for(in_features, spec.bits), out_features)
-    yield f"{parameter.name}.qzeros", (groups, words_for(out_features, spec.bits))
+    word_bits = 8 * checkpoint.dtype(f"{parameter.name}.qweight").itemsize
+    yield f"{parameter.name}.qweight", (words_for(in_features, spec.bits, word_bits), out_features)
+    yield f"{parameter.name}.qzeros", (groups, words_for(out_features, spec.bits, word_bits))
     yield f"{parameter.name}.scales", (groups, out_features)
     # Without g_idx the words alone tell the number of inputs, so they must all be full.
     has_order = f"{parameter.name}.g_idx" in checkpoint.tensor_names
-    if has_order or in_features * spec.bits % WORD_BITS != 0:
+    if has_order or in_features * spec.bits % word_bits != 0:
         yield f"{parameter.name}.g_idx", (in_features,)
 
 
@@ -138,20 +160,43 @@ def _tower(config: ModelConfig, name: str) -> str:
     return ".".join(parts[: found[0] + 1])
 
 
-def _judge_surplus(checkpoint: Checkpoint, config: ModelConfig, name: str) -> IgnoredTensor | str:
-    """A reason to ignore a tensor that no parameter needs, or the problem it is."""
+def _judge_surplus(
+    checkpoint: Checkpoint, config: ModelConfig, name: str, linears: Mapping[Name, tuple[int, ...]]
+) -> IgnoredTensor | SurplusBias | str:
+    """What to do with a tensor that no parameter needs, or the problem it is.
+
+    linears: those of the architecture with the shapes of their weights.
+    """
     if name.endswith(".rotary_emb.inv_freq"):
         return IgnoredTensor(name, "rotary frequencies are computed from config.json")
     module, _, suffix = name.rpartition(".")
     if suffix == "bias" and module in checkpoint.plan:
-        largest = float(checkpoint.tensor(name).abs().max())
-        if largest == 0.0:
-            return IgnoredTensor(name, "all zero, and the architecture has no bias there")
+        return _judge_bias(checkpoint, config, module, linears)
+    return f"{name}: left over; {config.architecture.name} has no such tensor"
+
+
+def _judge_bias(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    module: Name,
+    linears: Mapping[Name, tuple[int, ...]],
+) -> IgnoredTensor | SurplusBias | str:
+    name = f"{module}.bias"
+    values = checkpoint.tensor(name)
+    if values.numel() == 0 or not bool(values.any()):
+        return IgnoredTensor(name, "all zero, and the architecture has no bias there")
+    if module not in linears or not isinstance(checkpoint.plan[module].spec, QuantSpec):
         return (
             f"{name}: left over; {config.architecture.name} with this config.json has no bias "
-            f"there, but its values go up to {largest:.3g}. Check attention_bias and mlp_bias"
+            f"there, but its values go up to {float(values.abs().max()):.3g}. Check attention_bias "
+            "and mlp_bias"
         )
-    return f"{name}: left over; {config.architecture.name} has no such tensor"
+    legal = list(linears[module][:1])
+    if list(values.shape) != legal or values.dtype not in FLOAT_DTYPES:
+        return f"{name}: {values.dtype} {list(values.shape)}; legal is a float type and {legal}"
+    if not bool(values.isfinite().all()):
+        return f"{name}: some values are inf or nan; every bias must be a finite number"
+    return SurplusBias(module)
 
 
 def _message(checkpoint: Checkpoint, config: ModelConfig, problems: list[str]) -> str:

@@ -67,7 +67,7 @@ def open_source(checkpoint: Checkpoint) -> CheckpointSource:
     config = ModelConfig.of(checkpoint)
     report = audit(checkpoint, config)
     biased = {p.name for p in parameters(config) if p.kind is ParameterKind.LINEAR_BIAS}
-    return CheckpointSource(checkpoint, config, report, frozenset(biased))
+    return CheckpointSource(checkpoint, config, report, frozenset({*biased, *report.biases}))
 
 
 def load(checkpoint: Checkpoint, policy: KernelPolicy = KernelPolicy.SPEED) -> Decoder:

@@ -10,6 +10,7 @@ from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.checkpoint.experts import Naming
 from terrazzo.checkpoint.names import is_quantizable
 from terrazzo.errors import ConfigError, RuleError, UnsupportedError
+from terrazzo.idle_rules import idle_rules
 from terrazzo.models.audit import HeadWeights
 from terrazzo.models.config import ModelConfig
 from terrazzo.models.loader import CheckpointSource, open_source
@@ -23,7 +24,6 @@ from terrazzo.rules import (
     Resolution,
     Rule,
     RuleSet,
-    idle_rules,
 )
 from terrazzo.spec import DENSE, WORD_BITS, Format, Name, QuantSpec
 

@@ -166,7 +166,6 @@ def test_tensors_that_contradict_each_other(
         ({"format": "bitblas"}, UnsupportedError, "bitblas format"),
         ({"format": "exl2"}, UnsupportedError, "checkpoint_format is 'exl2'"),
         ({"is_marlin_format": True}, UnsupportedError, "marlin format"),
-        ({"pack_dtype": "int16"}, UnsupportedError, "pack_dtype is int16"),
         ({"pack_dtype": "float"}, ConfigError, "pack_dtype is 'float'"),
     ],
 )

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from terrazzo.errors import RuleError
-from terrazzo.rules import BASE, HEAD_SWITCH, Rule, RuleSet, idle_rules, layer_relative, resolve
+from terrazzo.idle_rules import idle_rules
+from terrazzo.rules import BASE, HEAD_SWITCH, Rule, RuleSet, layer_relative, resolve
 from terrazzo.spec import DENSE, Dense, QuantSpec
 
 DOWN = "model.layers.0.mlp.down_proj"
