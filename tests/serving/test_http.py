@@ -83,7 +83,13 @@ def test_fields_about_the_caller_change_nothing(http: httpx.Client, field: str) 
             CHAT,
             {"messages": [*HELLO, {"role": "user", "content": [IMAGE]}]},
             "messages[1].content[0]",
-            "'image_url'; this server reads text only",
+            "'image_url'; tiny is served text-only",
+        ),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "messages[0].content[0]",
+            "tiny is served text-only",
         ),
         (CHAT, {"messages": [{"role": "system", "content": "x"}]}, None, "no system role"),
         (

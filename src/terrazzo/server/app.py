@@ -107,7 +107,7 @@ class Routes:
     async def tokenize(self, http: Request) -> Response:
         tokenizer = self._model.tokenizer
         if "messages" in read_object(await http.body()):
-            token_ids = encode_conversation(await self._read(http, TokenizeChat), tokenizer)
+            token_ids = encode_conversation(await self._read(http, TokenizeChat), self._model)
         else:
             body = await self._read(http, TokenizeText)
             token_ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)

@@ -80,7 +80,7 @@ class Exchange:
 
 def chat_exchange(body: ChatBody, model: ServedModel) -> Exchange:
     """Raises BodyError or RequestError, MissingFileError when the model has no chat template."""
-    token_ids = encode_conversation(body, model.tokenizer)
+    token_ids = encode_conversation(body, model)
     room = max(1, model.max_model_len - len(token_ids))
     params = model.default_params(
         **_changes(body), max_tokens=_chat_limit(body, room), logprobs=_chat_logprobs(body)
@@ -105,7 +105,7 @@ def completion_exchange(body: CompletionBody, model: ServedModel) -> Exchange:
     return _exchange("cmpl", body, encoded, params, echoes, generates=generates)
 
 
-def encode_conversation(body: Conversation, tokenizer: Tokenizer) -> tuple[int, ...]:
+def encode_conversation(body: Conversation, model: ServedModel) -> tuple[int, ...]:
     """Token ids of the rendered conversation."""
     continues = body.continue_final_message
     if continues and body.add_generation_prompt:
@@ -115,16 +115,16 @@ def encode_conversation(body: Conversation, tokenizer: Tokenizer) -> tuple[int, 
             "continue_final_message",
         )
     opens = not continues if body.add_generation_prompt is None else body.add_generation_prompt
-    messages = [_message(message, index) for index, message in enumerate(body.messages)]
-    text = tokenizer.render_chat(
+    messages = [_message(message, index, model.name) for index, message in enumerate(body.messages)]
+    text = model.tokenizer.render_chat(
         messages, add_generation_prompt=opens, variables=body.chat_template_kwargs or {}
     )
     if continues:
         text = _cut_behind(text, messages[-1]["content"])
-    return tokenizer.encode(text, add_special_tokens=False)
+    return model.tokenizer.encode(text, add_special_tokens=False)
 
 
-def _message(message: Message, index: int) -> dict[str, str]:
+def _message(message: Message, index: int, model: str) -> dict[str, str]:
     """As chat templates expect it: "developer" is OpenAI's newer word for "system"."""
     if message.role not in ROLES:
         raise BodyError(
@@ -133,19 +133,20 @@ def _message(message: Message, index: int) -> dict[str, str]:
         )
     role = "system" if message.role == "developer" else message.role
     named = {} if message.name is None else {"name": message.name}
-    return {"role": role, "content": _content(message.content, index), **named}
+    return {"role": role, "content": _content(message.content, index, model), **named}
 
 
-def _content(content: str | list[dict[str, Any]], index: int) -> str:
-    """Several parts become lines of one text."""
+def _content(content: str | list[dict[str, Any]], index: int, model: str) -> str:
+    """Several parts become lines of one text; picture models are served without their towers."""
     if isinstance(content, str):
         return content
     for number, part in enumerate(content):
         is_text = part.get("type") == "text" and isinstance(part.get("text"), str)
         if not is_text or len(part) != 2:
             raise BodyError(
-                f"messages[{index}].content[{number}] is of type {part.get('type')!r}; this "
-                'server reads text only: {"type": "text", "text": "..."}',
+                f"messages[{index}].content[{number}] is of type {part.get('type')!r}; "
+                f"{model} is served text-only: "
+                '{"type": "text", "text": "..."}',
                 f"messages[{index}].content[{number}]",
             )
     return "\n".join(part["text"] for part in content)
