@@ -1,7 +1,7 @@
 """What the modules of a text tower are called: the same tower has three names in the world.
 
-A decoder that stands beside encoders for pictures is `model.language_model` in today's transformers,
-`language_model.model` in older files and in vLLM, and `model` in SGLang and in files of a text model.
+A decoder that stands beside encoders for pictures is `model.language_model` in transformers today,
+`language_model.model` in older files and in vLLM, and `model` in other older files and in SGLang.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Spelling(enum.Enum):
             return NESTED_HEAD if self is Spelling.OUTSIDE else LM_HEAD
         for spelling in TOWERS:
             if name.startswith(f"{spelling.value}."):
-                return self.value + name[len(spelling.value) :]
+                return f"{self.value}{name.removeprefix(spelling.value)}"
         return name
 
 

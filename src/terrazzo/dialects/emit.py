@@ -15,9 +15,10 @@ from typing import Any
 
 from terrazzo.checkpoint.names import is_quantizable
 from terrazzo.dialects.subject import Linear
-from terrazzo.dialects.units import EXPERTS, Unit, units_of
-from terrazzo.rules import LM_HEAD, RuleSet, layer_relative
+from terrazzo.dialects.units import EXPERTS, Role, Unit, units_of
+from terrazzo.rules import RuleSet
 from terrazzo.spec import DENSE, Dense, Name, QuantSpec
+from terrazzo.spellings import HEADS, LM_HEAD, layer_relative
 
 _ANY_LAYER = r"\d+"
 
@@ -43,7 +44,7 @@ def rules_for(linears: Sequence[Linear]) -> RuleSet:
             where = _layers(layers, existing[child])
             patterns.setdefault((spec, where), []).append(child)
     dynamic = dict(_rule(base, key, children) for key, children in patterns.items())
-    heads = [linear for linear in inside if linear.name == LM_HEAD]
+    heads = [linear for linear in inside if linear.name in HEADS]
     return RuleSet.parse(dynamic, base, lm_head=any(head.spec != DENSE for head in heads))
 
 
@@ -65,7 +66,7 @@ def _by_spec(unit: Unit) -> dict[QuantSpec | Dense, list[Name]]:
 def _child(unit: Unit, names: Sequence[Name]) -> str:
     """A pattern for some linears of a unit, under their layer; all of them include the fusion."""
     whole = len(names) == len(unit.shards)
-    relative = layer_relative(unit.asked)
+    relative = LM_HEAD if unit.role is Role.HEAD else layer_relative(unit.asked)
     if len(unit.shards) == 1:
         return re.escape(relative)
     parent, _, fused = relative.rpartition(".")

@@ -9,8 +9,9 @@ from terrazzo.checkpoint.names import is_quantizable
 from terrazzo.checkpoint.zero_points import ZeroReading
 from terrazzo.dialects.prediction import CONFIG, Finding, Refusal, refuses, silently_wrong
 from terrazzo.dialects.subject import Linear, Subject
-from terrazzo.rules import LM_HEAD, Resolution
+from terrazzo.rules import Resolution
 from terrazzo.spec import PER_CHANNEL, Dense, Format, QuantSpec
+from terrazzo.spellings import HEADS
 
 GROUP_SIZES = (PER_CHANNEL, 16, 32, 64, 128, 256, 512, 1024)
 _TRUSTED = "gptqmodel"
@@ -61,7 +62,7 @@ def _linear(subject: Subject, linear: Linear, said: Resolution) -> Iterator[Find
     if linear.name.endswith(_SPLIT_WHEN_LOADED):
         raise Refusal("ValueError: Missing required quantized weights: it looks for gate and up")
     spec = said.spec
-    if linear.name == LM_HEAD and isinstance(spec, Dense) and not subject.rules.lm_head:
+    if linear.name in HEADS and isinstance(spec, Dense) and not subject.rules.lm_head:
         return
     if isinstance(spec, Dense):
         yield from silently_wrong(

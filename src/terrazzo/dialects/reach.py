@@ -11,8 +11,8 @@ from terrazzo.dialects import gptqmodel, marlin, transformers
 from terrazzo.dialects.prediction import Refusal
 from terrazzo.dialects.subject import Linear
 from terrazzo.dialects.units import Role, units_of
-from terrazzo.rules import LM_HEAD
 from terrazzo.spec import LEGAL_BITS, PER_CHANNEL, Dense, Name, QuantSpec
+from terrazzo.spellings import HEADS
 
 
 class Scope(enum.Enum):
@@ -61,8 +61,8 @@ class Reach:
         if self.scope is Scope.MODULE:
             return [[linear] for linear in linears]
         if self.scope is Scope.LAYERS:
-            heads = [linear for linear in linears if linear.name == LM_HEAD]
-            return [[linear for linear in linears if linear.name != LM_HEAD], heads]
+            heads = [linear for linear in linears if linear.name in HEADS]
+            return [[linear for linear in linears if linear.name not in HEADS], heads]
         units = units_of(linears)
         if self.scope is Scope.UNIT:
             return [list(unit.shards) for unit in units]

@@ -17,8 +17,8 @@ from terrazzo.dialects.lookup import typed_spec
 from terrazzo.dialects.prediction import CONFIG, Finding, Refusal, refuses, silently_wrong
 from terrazzo.dialects.subject import Linear, Subject
 from terrazzo.dialects.units import EXPERTS
-from terrazzo.rules import LM_HEAD
 from terrazzo.spec import Dense, Format, QuantSpec
+from terrazzo.spellings import HEADS
 
 BITS = (2, 3, 4, 8)
 _NEW = "it is built dense and newly initialized; its packed tensors are left over"
@@ -48,7 +48,7 @@ def findings(subject: Subject) -> Iterator[Finding]:
 
 def is_replaced(fields: Any, name: str) -> bool:
     """Whether optimum puts a quantized linear in place of this one."""
-    if name == LM_HEAD or not is_quantizable(name):
+    if name in HEADS or not is_quantizable(name):
         return False
     kept = fields.get("modules_in_block_to_quantize")
     return kept is None or any(name.endswith(entry) for entry in chain.from_iterable(kept))

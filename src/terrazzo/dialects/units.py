@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from terrazzo.checkpoint.names import ROUTERS, TOWERS
 from terrazzo.dialects.subject import Linear
-from terrazzo.rules import LM_HEAD
 from terrazzo.spec import Name, QuantSpec
+from terrazzo.spellings import HEADS
 
 FUSIONS = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -84,6 +84,6 @@ def _role(asked: Name) -> Role:
     leaf = asked.rpartition(".")[2]
     if leaf == EXPERTS:
         return Role.EXPERTS
-    if asked == LM_HEAD:
+    if asked in HEADS:
         return Role.HEAD
     return Role.ROW if leaf in _ROW_LEAVES else Role.COLUMN
