@@ -25,8 +25,10 @@ import pcre2
 
 from terrazzo.errors import ConfigError, RuleError
 from terrazzo.spec import DEFAULT_SPEC, DENSE, Dense, Name, QuantSpec
+from terrazzo.spellings import HEADS, Spelling
+from terrazzo.spellings import LM_HEAD as LM_HEAD
+from terrazzo.spellings import layer_relative as layer_relative
 
-LM_HEAD: Name = "lm_head"
 SPEC_FIELDS = ("bits", "group_size", "sym", "desc_act")
 
 _LITERAL = re.compile(r"\^?((?:[\w-]|\\[^\w\s])+)\$", re.ASCII)
@@ -51,7 +53,8 @@ class Rule:
 
     key: as `dynamic` has it, prefix included. polarity: what a match means. pattern: PCRE2 text.
     override: the fields of a spec that it sets. options: the fields that only the quantizer reads
-    (`mse`, `damp_percent`, ...) and `pack_dtype`. entry: as its file writes it.
+    (`mse`, `damp_percent`, ...) and `pack_dtype`. entry: as its file writes it. spelling: of the
+    names that the pattern is tried on.
     """
 
     key: str
@@ -62,6 +65,7 @@ class Rule:
     entry: str
     tried_on: TriedOn
     compiled: pcre2.Pattern = field(repr=False, compare=False)
+    spelling: Spelling = Spelling.AS_STORED
 
     @classmethod
     def parse(cls, key: str, value: object) -> Rule:
@@ -107,7 +111,7 @@ class Rule:
             raise RuleError(f"dynamic rule {self.entry!r}: {error}") from error
 
     def matches(self, name: Name) -> bool:
-        return self._matches_text(name) or (
+        return self._matches_text(self.spelling.of(name)) or (
             self.tried_on is TriedOn.RELATIVE_TOO and self._matches_text(layer_relative(name))
         )
 
@@ -123,7 +127,8 @@ class Rule:
         return match is not None and match.start() == 0
 
     def __str__(self) -> str:
-        return self.entry
+        spelled = self.spelling is not Spelling.AS_STORED
+        return f"{self.entry} (as {self.spelling.value})" if spelled else self.entry
 
 
 class Otherwise(enum.Enum):
@@ -203,7 +208,9 @@ class _Index:
 
     def candidates(self, name: Name) -> Iterable[Rule]:
         """In the order they are tried; no other rule matches."""
-        own = {**self.literal.get(name, {}), **self.literal.get(layer_relative(name), {})}
+        own: dict[int, Rule] = {}
+        for text in (layer_relative(name), *(spelling.of(name) for spelling in Spelling)):
+            own |= self.literal.get(text, {})
         if not own:
             return self.patterns.values()
         return [rule for _, rule in sorted({**self.patterns, **own}.items())]
@@ -236,12 +243,15 @@ class RuleSet:
         return rule_set
 
     def resolve_name(self, name: Name) -> Resolution:
-        if name == LM_HEAD and not self.lm_head:
+        if name in HEADS and not self.lm_head:
             return Resolution(name, DENSE, HEAD_SWITCH)
-        for rule in self._index.candidates(name):
-            if rule.matches(name):
-                return Resolution(name, rule.apply(self.base), rule)
+        for rule in self.matching(name):
+            return Resolution(name, rule.apply(self.base), rule)
         return Resolution(name, self.base, BASE)
+
+    def matching(self, name: Name) -> Iterator[Rule]:
+        """The rules that match, in the order they are tried; the first one decides."""
+        yield from (rule for rule in self._index.candidates(name) if rule.matches(name))
 
     def to_dynamic(self) -> dict[str, dict[str, Any]]:
         """The `dynamic` field that parses back to this rule set."""
@@ -255,15 +265,6 @@ def resolve(rules: RuleSet, names: Iterable[Name]) -> Plan:
     one. `lm_head` stays dense unless `rules.lm_head` is set.
     """
     return Plan(rules.resolve_name(name) for name in names)
-
-
-def layer_relative(name: Name) -> Name:
-    """`model.layers.3.self_attn.q_proj` -> `self_attn.q_proj`; other names are unchanged."""
-    parts = name.split(".")
-    for index in range(len(parts) - 2):
-        if parts[index] == "layers" and parts[index + 1].isdecimal():
-            return ".".join(parts[index + 2 :])
-    return name
 
 
 def _compile(key: str, pattern: str) -> pcre2.Pattern:

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from helpers.tiny_llama import write_text, write_tiny_llama
+from helpers.towers import write_picture_model
 from terrazzo import cli
 from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.cli.quantize import FromRules, Head, with_options
 from terrazzo.cli.quantize_progress import Bar
+from terrazzo.models.loader import open_source
 from terrazzo.rules import RuleSet
 from terrazzo.spec import DENSE, QuantSpec
+from terrazzo.spellings import TOWERS, Spelling
 
 RULES = {"bits": 4, "group_size": 32, "dynamic": {r"-:.*\.1\.mlp": {}, ".*nowhere": {"bits": 2}}}
 
@@ -89,3 +92,26 @@ def test_the_bar_tells_what_it_is_told(capsys: pytest.CaptureFixture[str]) -> No
     err = capsys.readouterr().err
     assert "25.0%" in err
     assert "model.layers.0.mlp.up_proj" in err
+
+
+@pytest.mark.parametrize("stored", TOWERS, ids=lambda each: each.name.lower())
+@pytest.mark.parametrize("written", TOWERS, ids=lambda each: each.name.lower())
+def test_rules_for_any_name_of_a_text_tower(
+    written: Spelling, stored: Spelling, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_picture_model(tmp_path / "model", stored)
+    layers, head = written.value.replace(".", r"\."), written.of("lm_head").replace(".", r"\.")
+    rules = {rf"-:{layers}\.0\.": {}, rf"{layers}\.1\.mlp": {"bits": 8}, head: {"bits": 3}}
+    write_text(tmp_path / "text.txt")
+    given = ("--rules", json.dumps(rules), "--lm-head", "quantize", "--group-size", "32")
+    assert cli.run(arguments(model, *given)) == 0
+    assert ("(as " in capsys.readouterr().out) == (written is not stored)
+    checkpoint = Checkpoint(tmp_path / "out")
+    assert checkpoint.conflicts == ()
+    specs = {name: each.bits for name, each in checkpoint.plan.quantized.items()}
+    assert len(specs) == 8
+    assert specs[f"{stored.value}.1.self_attn.q_proj"] == 4
+    assert specs[f"{stored.value}.1.mlp.up_proj"] == 8
+    assert specs[stored.of("lm_head")] == 3
+    assert checkpoint.plan["vision_tower.layers.0.feed_forward.up_proj"].spec == DENSE
+    assert "ignored" in str(open_source(checkpoint).report.ignored[0])

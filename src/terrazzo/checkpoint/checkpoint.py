@@ -23,6 +23,7 @@ from terrazzo.checkpoint.experts import ExpertFiles, Naming
 from terrazzo.checkpoint.facts import Facts, PackedFiles, read_facts, read_quant_tensor
 from terrazzo.checkpoint.json_files import read_json
 from terrazzo.checkpoint.names import QWEIGHT, is_quantizable, linear_names
+from terrazzo.checkpoint.spelled_rules import respelled, spelling_remarks
 from terrazzo.errors import ConfigError, MissingFileError, TensorError
 from terrazzo.packing import QuantTensor, dequantize
 from terrazzo.rules import NO_CONFIG, OUT_OF_REACH, Plan, Resolution
@@ -50,8 +51,8 @@ class Checkpoint:
         self._quantization = read_quantization_config(
             self.folder, self.model_config, self._linears.keys()
         )
-        self.rules = self._quantization.rules
-        self.remarks = self._quantization.remarks
+        self.rules = respelled(self._quantization.rules, self.model_config, self._linears.keys())
+        self.remarks = (*self._quantization.remarks, *spelling_remarks(self.rules))
         self._facts = dict(self._read_facts())
         self.plan = Plan(self._held(module) for module in self._linears)
         self.conflicts: tuple[Conflict, ...] = tuple(self._find_conflicts())

@@ -13,6 +13,7 @@ from terrazzo.checkpoint.json_files import read_json
 from terrazzo.checkpoint.zero_points import ZeroReading
 from terrazzo.rules import Rule, RuleSet
 from terrazzo.spec import Dense, Name, QuantSpec, WordFormat
+from terrazzo.spellings import Spelling
 
 SEQUENTIAL = ""
 """The `order` of a linear whose groups follow its inputs."""
@@ -67,8 +68,12 @@ class Subject:
 
 
 def _dynamic(rules: RuleSet) -> Iterator[Rule]:
-    """The rules that `dynamic` has, without those that other fields were translated into."""
-    yield from (rule for rule in rules.rules if rule.entry == rule.key)
+    """The rules that `dynamic` has, without those that other fields were translated into; no
+    engine tries them on other spellings than its own.
+    """
+    for rule in rules.rules:
+        if rule.entry == rule.key:
+            yield replace(rule, spelling=Spelling.AS_STORED)
 
 
 def _linears(checkpoint: Checkpoint) -> tuple[Linear, ...]:

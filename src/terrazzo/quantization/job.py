@@ -9,6 +9,7 @@ from pathlib import Path
 from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.checkpoint.experts import Naming
 from terrazzo.checkpoint.names import is_quantizable
+from terrazzo.checkpoint.spelled_rules import respelled, spelling_remarks
 from terrazzo.errors import ConfigError, RuleError, UnsupportedError
 from terrazzo.idle_rules import idle_rules
 from terrazzo.models.audit import HeadWeights
@@ -18,7 +19,6 @@ from terrazzo.models.parameters import ParameterKind, head_parameter, parameters
 from terrazzo.packing import PLANAR_ONLY_BITS, is_planar
 from terrazzo.rules import (
     BASE,
-    LM_HEAD,
     OUT_OF_REACH,
     Plan,
     Resolution,
@@ -58,9 +58,13 @@ class Job:
         return self.source.config
 
     @property
+    def head(self) -> Name:
+        return self.config.layout.head
+
+    @property
     def unties_head(self) -> bool:
         """The head gets weights of its own, because the embedding it shared stays dense."""
-        return LM_HEAD in self.plan.quantized and self.source.report.head is HeadWeights.EMBEDDING
+        return self.head in self.plan.quantized and self.source.report.head is HeadWeights.EMBEDDING
 
     def damp_of(self, name: Name, default: float) -> float:
         """`damp_percent` of the rule that decided `name`, or `default`."""
@@ -83,7 +87,8 @@ def open_job(model: str | Path, rules: RuleSet, checkpoint_format: Format = Form
         )
     source = open_source(checkpoint)
     remarks: list[str] = []
-    rules = _with_head_rule(rules, remarks)
+    rules = respelled(rules, checkpoint.model_config, checkpoint.plan)
+    rules = _with_head_rule(rules, source.config.layout.head, remarks)
     shapes = _shapes(source.config)
     names = tuple(shapes)
     plan = Plan(_decide(rules, name) for name in names)
@@ -91,7 +96,7 @@ def open_job(model: str | Path, rules: RuleSet, checkpoint_format: Format = Form
         raise ConfigError(f"{checkpoint.folder}: every linear stays dense; change the rules")
     reachable = [name for name in names if is_quantizable(name)]
     remarks += [str(idle) for idle in idle_rules(rules, reachable)]
-    remarks += _option_remarks(rules)
+    remarks += [*spelling_remarks(rules), *_option_remarks(rules)]
     checkpoint_format = _writable_format(rules, checkpoint_format, remarks)
     job = Job(source, rules, plan, shapes, checkpoint_format, ())
     _refuse_odd_planes(job)
@@ -116,13 +121,13 @@ def _shapes(config: ModelConfig) -> dict[Name, tuple[int, ...]]:
     return {p.name: p.shape for p in (*linears, head_parameter(config))}
 
 
-def _with_head_rule(rules: RuleSet, remarks: list[str]) -> RuleSet:
-    if not rules.lm_head or rules.resolve_name(LM_HEAD).decided_by is not BASE:
+def _with_head_rule(rules: RuleSet, head: Name, remarks: list[str]) -> RuleSet:
+    if not rules.lm_head or rules.resolve_name(head).decided_by is not BASE:
         return rules
-    rule = Rule.parse(LM_HEAD, HEAD_RULE)
+    rule = Rule.parse(head, HEAD_RULE)
     remarks.append(
         f"no rule speaks of the head, so it gets {rule.apply(rules.base)}, as GPTQModel does; "
-        f'a rule "{LM_HEAD}" decides otherwise'
+        f'a rule "{head}" decides otherwise'
     )
     return replace(rules, rules=(*rules.rules, rule))
 

@@ -42,7 +42,7 @@ from terrazzo.quantization.output import copy_dense_tensors, describe
 from terrazzo.quantization.progress import SILENT, Progress
 from terrazzo.quantization.report import QuantizationReport
 from terrazzo.quantization.work import forward_work, total_work
-from terrazzo.rules import LM_HEAD, RuleSet
+from terrazzo.rules import RuleSet
 from terrazzo.spec import Format
 
 BATCH_TOKENS = 4096
@@ -87,10 +87,10 @@ def run_job(
         bench = Bench(job, options, writer, progress, tokens.num_tokens, [])
         progress.begin(total_work(job, tokens.num_tokens))
         hidden = _walk_blocks(bench, tokens)
-        if LM_HEAD in job.plan.quantized:
+        if job.head in job.plan.quantized:
             final_norm = job.source.norm(job.config.layout.final_norm)
             norm = RMSNorm(final_norm, job.config.rms_norm_eps)
-            bench.quantize_linears((LM_HEAD,), [norm(hidden_TH) for hidden_TH in hidden])
+            bench.quantize_linears((job.head,), [norm(hidden_TH) for hidden_TH in hidden])
         copy_dense_tensors(job, writer)
         for file in companion_files(job.checkpoint.folder):
             writer.copy_file(file)

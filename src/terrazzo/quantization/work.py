@@ -8,7 +8,6 @@ from math import prod
 from terrazzo.models.mlp_config import ExpertsMlp
 from terrazzo.models.parameters import shared_inputs
 from terrazzo.quantization.job import Job
-from terrazzo.rules import LM_HEAD
 from terrazzo.spec import Name
 
 SEARCH_WORK = 30_000.0
@@ -44,6 +43,6 @@ def _expected(job: Job, names: Sequence[Name], tokens: float) -> float:
 def total_work(job: Job, tokens: int) -> float:
     config = job.config
     groups = [group for i in range(config.num_layers) for group in shared_inputs(config, i)]
-    hessians = sum(hessian_work(job, group, tokens) for group in (*groups, (LM_HEAD,)))
+    hessians = sum(hessian_work(job, group, tokens) for group in (*groups, (job.head,)))
     forwards = sum(forward_work(job, group, tokens) for group in groups)
     return hessians + forwards + sum(module_work(job, name) for name in job.plan.quantized)
