@@ -65,7 +65,7 @@ def deciders(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def test_a_folder_of_every_kind_of_entry(tmp_path: Path) -> None:
-    """Own name over pattern, first pattern over the next, blocks over patterns, the head by name."""
+    """Own name over pattern, first pattern over the next, blocks over patterns."""
     extra = {
         r".*mlp\..*": {"bits": 8, "group_size": -1},
         r".*up_proj.*": {"bits": 2},
