@@ -1,4 +1,4 @@
-"""Packers that share nothing with the package: Python integers, one stream of bits at a time."""
+"""Packers that share nothing with those of the package: Python integers, one stream at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from helpers.checkpoints import MODULE, Affine
-from terrazzo.spec import Name
+from terrazzo.packing import sequential_groups
+from terrazzo.spec import Name, QuantSpec
 
 
 class Stored(enum.Enum):
@@ -54,15 +55,44 @@ def zero_words(zeros: Sequence[int], bits: int, word_bits: int, stored: Stored) 
 
 
 def _unmasked(zeros: Sequence[int], bits: int) -> list[int]:
-    """int32 words of widths that divide them; a zero point of zero becomes 0xFFFFFFFF."""
+    """int32 words; a zero point of zero becomes 0xFFFFFFFF before it is shifted into its place."""
+    lowered = [(zero - 1) % (1 << 32) for zero in zeros]
+    if bits == 3:
+        return [word for i in range(0, len(lowered), 32) for word in _three(lowered[i : i + 32])]
     per_word = 32 // bits
     words = []
-    for start in range(0, len(zeros), per_word):
+    for start in range(0, len(lowered), per_word):
         word = 0
-        for index, zero in enumerate(zeros[start : start + per_word]):
-            word |= ((zero - 1) % (1 << 32)) << (bits * index)
+        for index, zero in enumerate(lowered[start : start + per_word]):
+            word |= zero << (bits * index)
         words += cut(word % (1 << 32), 1, 32)
     return words
+
+
+def _three(lowered: Sequence[int]) -> list[int]:
+    """32 fields in three words: ten, one on the border, ten, one on the border, ten."""
+    words = [0, lowered[10] >> 2 & 1, lowered[21] >> 1 & 3]
+    for word, first, offset in ((0, 0, 0), (1, 11, 1), (2, 22, 2)):
+        for index in range(10):
+            words[word] |= lowered[first + index] << (3 * index + offset)
+    words[0] |= lowered[10] << 30
+    words[1] |= lowered[21] << 31
+    return [cut(word % (1 << 32), 1, 32)[0] for word in words]
+
+
+def rounded_weight(spec: QuantSpec, out_features: int, in_features: int, seed: int = 0) -> Affine:
+    """Normal weights, each group rounded between its extremes, as quantizers do."""
+    generator = torch.Generator().manual_seed(seed)
+    weight_KN = torch.randn((in_features, out_features), generator=generator)
+    g_idx = sequential_groups(in_features, spec.group_of(in_features))
+    groups = [weight_KN[g_idx == group] for group in range(spec.num_groups(in_features))]
+    low = torch.stack([group.min(dim=0).values.clamp(max=0) for group in groups])
+    high = torch.stack([group.max(dim=0).values.clamp(min=0) for group in groups])
+    scales = ((high - low) / spec.max_code).half()
+    zeros = (-low / scales).round().clamp(0, spec.max_code)
+    each = g_idx.long()
+    codes = (weight_KN / scales[each] + zeros[each]).round().clamp(0, spec.max_code)
+    return Affine(codes.to(torch.uint8), scales, zeros.to(torch.uint8), g_idx)
 
 
 def brute_module(
