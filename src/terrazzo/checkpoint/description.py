@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from terrazzo import __version__
-from terrazzo.checkpoint.config import EMBEDDED_KEY
+from terrazzo.checkpoint.config import EMBEDDED_KEY, TEXT_KEY
 from terrazzo.rules import Plan, RuleSet
 from terrazzo.spec import Format, QuantSpec
 
@@ -33,7 +33,7 @@ class Description:
         """File name -> JSON content. Both configs keep the rules in the order they are tried."""
         quantization = self._quantization(checkpoint_format)
         return {
-            "config.json": {**self.model_config, EMBEDDED_KEY: quantization},
+            "config.json": {**_without_inner(self.model_config), EMBEDDED_KEY: quantization},
             "quantize_config.json": quantization,
             MANIFEST_FILE: {
                 "quantizer": QUANTIZER,
@@ -60,6 +60,15 @@ class Description:
             **self.fields,
             "meta": {"quantizer": [QUANTIZER], **self.meta},
         }
+
+
+def _without_inner(model_config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A quantization config in that of a text tower would be of the source."""
+    inner = model_config.get(TEXT_KEY)
+    if not isinstance(inner, Mapping) or EMBEDDED_KEY not in inner:
+        return model_config
+    kept = {key: value for key, value in inner.items() if key != EMBEDDED_KEY}
+    return {**model_config, TEXT_KEY: kept}
 
 
 def _module(plan: Plan, name: str) -> dict[str, Any]:

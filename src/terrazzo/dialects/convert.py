@@ -32,7 +32,7 @@ from terrazzo.dialects.exact import (
 )
 from terrazzo.dialects.prediction import Outcome, Prediction, Refusal
 from terrazzo.dialects.reach import REACH, Order, Scope, Zeros
-from terrazzo.dialects.subject import SEQUENTIAL, Linear, Subject
+from terrazzo.dialects.subject import SEQUENTIAL, WORD_TYPE, Linear, Place, Subject
 from terrazzo.errors import UnsupportedError
 from terrazzo.packing import PLANAR_ONLY_BITS, QuantTensor, dequantize
 from terrazzo.rules import Plan, RuleSet
@@ -45,7 +45,7 @@ _MAKERS = ("gate_proj", "up_proj")
 _NAMES_SHOWN = 6
 _CONFIG_FIELDS = (
     *("bits", "group_size", "sym", "desc_act", "lm_head", "checkpoint_format", "dynamic"),
-    "modules_in_block_to_quantize",
+    *("modules_in_block_to_quantize", "quant_method"),
 )
 
 
@@ -138,7 +138,10 @@ def _planned(
         raise _unsupported(engine, problems)
     for linear in folded:
         yield replace(
-            linear, spec=specs.get(linear.name, linear.spec), zeros=ZeroReading.AS_LABELLED
+            linear,
+            spec=specs.get(linear.name, linear.spec),
+            zeros=ZeroReading.AS_LABELLED,
+            word_type=WORD_TYPE,
         )
 
 
@@ -199,6 +202,7 @@ def _promised(
         separate=embedded,
         label=form,
         rules=description.rules,
+        place=Place.TOP,
     )
     rules = dict(sorted(embedded.get("dynamic", {}).items()))
     sorted_after = replace(after, embedded={**embedded, "dynamic": rules})
@@ -248,6 +252,8 @@ def _changes(
     for old, new in zip(subject.linears, linears, strict=True):
         if old.spec != new.spec:
             yield f"{old.name}: {old.spec} -> {new.spec}"
+        if old.word_type != new.word_type:
+            yield f"{old.name}: words of {old.word_type} -> {new.word_type}"
         if old.zeros != new.zeros:
             yield f"{old.name}: zero points stored as the label says"
         if new.name in folds.inputs:

@@ -7,19 +7,22 @@ from typing import Any
 
 from terrazzo.checkpoint.names import is_quantizable
 from terrazzo.checkpoint.zero_points import ZeroReading
+from terrazzo.dialects.autoround import is_autoround_config
 from terrazzo.dialects.prediction import CONFIG, Finding, Refusal, refuses, silently_wrong
-from terrazzo.dialects.subject import Linear, Subject
-from terrazzo.rules import Resolution
+from terrazzo.dialects.subject import WORD_TYPE, Linear, Subject
+from terrazzo.rules import Resolution, Rule
 from terrazzo.spec import PER_CHANNEL, Dense, Format, QuantSpec
 from terrazzo.spellings import HEADS
 
 GROUP_SIZES = (PER_CHANNEL, 16, 32, 64, 128, 256, 512, 1024)
+WORD_TYPES = ("int8", "int16", "int32")
+_PACK_DTYPE = "pack_dtype"
 _TRUSTED = "gptqmodel"
 _SPLIT_WHEN_LOADED = "gate_up_proj"
 
 
 def findings(subject: Subject) -> Iterator[Finding]:
-    fields = subject.separate or subject.embedded
+    fields = subject.separate or subject.outer
     try:
         _check_config(subject, fields)
     except Refusal as refusal:
@@ -29,6 +32,7 @@ def findings(subject: Subject) -> Iterator[Finding]:
         said = subject.rules.resolve_name(linear.name)
         try:
             yield from _linear(subject, linear, said)
+            _check_words(fields, linear, said)
         except Refusal as refusal:
             yield from refuses([linear.name], str(refusal))
 
@@ -36,6 +40,8 @@ def findings(subject: Subject) -> Iterator[Finding]:
 def _check_config(subject: Subject, fields: Mapping[str, Any]) -> None:
     if not fields:
         raise Refusal("there is no quantize_config.json and no quantization_config")
+    if is_autoround_config(subject):
+        raise Refusal("ValueError: quant_method is not one of its own")
     if "is_marlin_format" in fields:
         raise Refusal("ValueError: `is_marlin_format` is no longer supported")
     for key, value in (fields.get("dynamic") or {}).items():
@@ -74,6 +80,19 @@ def _linear(subject: Subject, linear: Linear, said: Resolution) -> Iterator[Find
     if spec.bits != linear.spec.bits or spec.num_groups(linear.in_features) != groups:
         raise Refusal(f"shapes differ: {linear.spec} on disk, {spec} by {said.decided_by}")
     yield from _meaning(spec, linear, linear.spec)
+
+
+def _check_words(fields: Mapping[str, Any], linear: Linear, said: Resolution) -> None:
+    """Its kernels read words of 8, 16 and 32 bits, of the type that config or rule names."""
+    if not isinstance(linear.spec, QuantSpec):
+        return
+    claim = str(fields.get(_PACK_DTYPE, WORD_TYPE))
+    if isinstance(said.decided_by, Rule):
+        claim = str(said.decided_by.options.get(_PACK_DTYPE, claim))
+    if claim != linear.word_type:
+        raise Refusal(f"shapes differ: words of {linear.word_type} on disk, {claim} by config")
+    if claim not in WORD_TYPES:
+        raise Refusal(f"no kernel reads words of {claim}; they read {', '.join(WORD_TYPES)}")
 
 
 def _check_group(spec: QuantSpec, in_features: int) -> None:

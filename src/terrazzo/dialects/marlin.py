@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from terrazzo.dialects.prediction import Finding, Refusal, silently_wrong
-from terrazzo.dialects.subject import Linear
+from terrazzo.dialects.subject import WORD_TYPE, Linear
 from terrazzo.dialects.units import Role, Unit
 from terrazzo.spec import PER_CHANNEL, WORD_BITS, QuantSpec, packed_shapes
 
@@ -23,6 +23,16 @@ def check_type(spec: QuantSpec) -> None:
     """Refusal where Marlin has no type for it."""
     if spec.bits not in BITS or not spec.sym:
         raise Refusal(f"Unsupported quantization config: bits={spec.bits}, sym={spec.sym}")
+
+
+def check_words(unit: Unit) -> None:
+    """Parameters are allocated for words of int32, whatever the config says."""
+    for shard in unit.quantized:
+        if shard.word_type != WORD_TYPE:
+            raise Refusal(
+                f"AssertionError on shapes: {shard.leaf} has words of {shard.word_type} on disk, "
+                f"and {WORD_TYPE} is allocated"
+            )
 
 
 def check_group(spec: QuantSpec) -> None:

@@ -14,8 +14,11 @@ CONFIG = "config"
 
 
 class Outcome(enum.Enum):
-    """From best to worst is LOADS, REFUSES, SILENTLY_WRONG; an engine that refuses never starts."""
+    """From best to worst is LOADS, REFUSES, SILENTLY_WRONG; an engine that refuses never starts.
+    UNKNOWN is for parts of an engine that nobody looked at.
+    """
 
+    UNKNOWN = "not predicted"
     LOADS = "loads"
     REFUSES = "refuses"
     SILENTLY_WRONG = "silently wrong"
@@ -45,7 +48,7 @@ class Prediction:
     @property
     def outcome(self) -> Outcome:
         found = {finding.outcome for finding in self.findings}
-        worst = (Outcome.REFUSES, Outcome.SILENTLY_WRONG)
+        worst = (Outcome.REFUSES, Outcome.SILENTLY_WRONG, Outcome.UNKNOWN)
         return next((outcome for outcome in worst if outcome in found), Outcome.LOADS)
 
     def grouped(self) -> list[tuple[Finding, list[Name]]]:

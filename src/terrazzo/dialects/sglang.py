@@ -10,12 +10,14 @@ import re
 import warnings
 from collections.abc import Iterator
 
+from terrazzo.dialects.autoround import is_autoround_config, read_elsewhere
 from terrazzo.dialects.lookup import SKIP, Skip, base_spec, overridden
 from terrazzo.dialects.marlin import (
     check_group,
     check_head,
     check_type,
     check_widths,
+    check_words,
     disk_rows,
     group_rows,
     ignored_tensors,
@@ -44,6 +46,9 @@ def matches(pattern: str, name: Name) -> bool:
 
 def findings(subject: Subject) -> Iterator[Finding]:
     fields = subject.embedded
+    if is_autoround_config(subject):
+        yield from read_elsewhere()
+        return
     if not fields:
         names = [linear.name for linear in subject.linears if isinstance(linear.spec, QuantSpec)]
         yield from silently_wrong(
@@ -87,6 +92,7 @@ def _unit(subject: Subject, base: QuantSpec, unit: Unit) -> Iterator[Finding]:
 
 
 def _quantized(spec: QuantSpec, unit: Unit) -> Iterator[Finding]:
+    check_words(unit)
     check_type(spec)
     check_group(spec)
     check_head(unit)
@@ -132,6 +138,7 @@ def _orders(spec: QuantSpec, unit: Unit) -> Iterator[Finding]:
 
 
 def _experts(base: QuantSpec, unit: Unit) -> Iterator[Finding]:
+    check_words(unit)
     for shard in unit.shards:
         if isinstance(shard.spec, Dense):
             yield from silently_wrong(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from terrazzo.checkpoint.checkpoint import Checkpoint
-from terrazzo.checkpoint.config import SEPARATE_FILES, embedded_config
+from terrazzo.checkpoint.config import EMBEDDED_KEY, SEPARATE_FILES, embedded_config
 from terrazzo.checkpoint.json_files import read_json
 from terrazzo.checkpoint.zero_points import ZeroReading
 from terrazzo.rules import Rule, RuleSet
@@ -18,10 +19,22 @@ from terrazzo.spellings import Spelling
 SEQUENTIAL = ""
 """The `order` of a linear whose groups follow its inputs."""
 
+WORD_TYPE = "int32"
+"""The type of words that every engine reads."""
+
+
+class Place(enum.Enum):
+    """Where config.json has its quantization config."""
+
+    TOP = "quantization_config"
+    TEXT_TOWER = "text_config.quantization_config"
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """One module on disk. order: a digest of `g_idx`, or SEQUENTIAL. zeros: how they are read."""
+    """One module on disk. order: a digest of `g_idx`, or SEQUENTIAL. zeros: how they are
+    read. word_type: `pack_dtype` as the tensors have it.
+    """
 
     name: Name
     spec: QuantSpec | Dense
@@ -29,6 +42,7 @@ class Linear:
     in_features: int
     order: str = SEQUENTIAL
     zeros: ZeroReading = ZeroReading.AS_LABELLED
+    word_type: str = WORD_TYPE
 
     @property
     def leaf(self) -> str:
@@ -49,6 +63,12 @@ class Subject:
     rules: RuleSet
     architecture: str
     ties_head: bool
+    place: Place = Place.TOP
+
+    @property
+    def outer(self) -> Mapping[str, Any]:
+        """`quantization_config` as engines see it that do not look into the text tower."""
+        return self.embedded if self.place is Place.TOP else {}
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Subject:
@@ -64,6 +84,7 @@ class Subject:
             rules=replace(checkpoint.rules, rules=tuple(_dynamic(checkpoint.rules))),
             architecture=str(next(iter(config.get("architectures") or []), "")),
             ties_head=bool(config.get("tie_word_embeddings", False)),
+            place=Place.TEXT_TOWER if config.get(EMBEDDED_KEY) is None else Place.TOP,
         )
 
 
@@ -85,9 +106,16 @@ def _linears(checkpoint: Checkpoint) -> tuple[Linear, ...]:
             *checkpoint.linear_shape(name),
             _order(checkpoint, name, resolution.spec),
             ZeroReading.MIDDLE if name in mislabelled else ZeroReading.AS_LABELLED,
+            _word_type(checkpoint, name, resolution.spec),
         )
         for name, resolution in checkpoint.plan.items()
     )
+
+
+def _word_type(checkpoint: Checkpoint, name: Name, spec: QuantSpec | Dense) -> str:
+    if not isinstance(spec, QuantSpec):
+        return WORD_TYPE
+    return str(checkpoint.dtype(f"{name}.qweight")).removeprefix("torch.")
 
 
 def _order(checkpoint: Checkpoint, name: Name, spec: QuantSpec | Dense) -> str:

@@ -12,10 +12,11 @@ from typing import Any
 
 from terrazzo.checkpoint.names import is_quantizable
 from terrazzo.checkpoint.zero_points import ZeroReading
+from terrazzo.dialects.autoround import is_autoround_config, read_elsewhere
 from terrazzo.dialects.gptqmodel import GROUP_SIZES
 from terrazzo.dialects.lookup import typed_spec
 from terrazzo.dialects.prediction import CONFIG, Finding, Refusal, refuses, silently_wrong
-from terrazzo.dialects.subject import Linear, Subject
+from terrazzo.dialects.subject import WORD_TYPE, Linear, Subject
 from terrazzo.dialects.units import EXPERTS
 from terrazzo.spec import Dense, Format, QuantSpec
 from terrazzo.spellings import HEADS
@@ -25,7 +26,10 @@ _NEW = "it is built dense and newly initialized; its packed tensors are left ove
 
 
 def findings(subject: Subject) -> Iterator[Finding]:
-    fields = subject.embedded
+    fields = subject.outer
+    if is_autoround_config(subject):
+        yield from read_elsewhere(" (with the package auto-round)")
+        return
     if not fields:
         names = [linear.name for linear in subject.linears if isinstance(linear.spec, QuantSpec)]
         yield from silently_wrong(names, f"config.json has no quantization_config: {_NEW}")
@@ -75,6 +79,12 @@ def _linear(subject: Subject, base: QuantSpec, linear: Linear) -> Iterator[Findi
     groups = linear.spec.num_groups(linear.in_features)
     if base.bits != linear.spec.bits or base.num_groups(linear.in_features) != groups:
         raise Refusal(f"shapes differ: {linear.spec} on disk, {base} by config; rules are ignored")
+    said = (subject.outer.get("meta") or {}).get("pack_dtype", WORD_TYPE)
+    if said != linear.word_type:
+        raise Refusal(
+            f"shapes differ: words of {linear.word_type} on disk, {said} by meta.pack_dtype, the "
+            "only place that is looked at"
+        )
     yield from _meaning(subject, base, linear, linear.spec)
 
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import regex
 
+from terrazzo.dialects.autoround import is_autoround_config, read_elsewhere
 from terrazzo.dialects.lookup import SKIP, Skip, base_spec, overridden
 from terrazzo.dialects.marlin import (
     check_group,
     check_head,
     check_type,
     check_widths,
+    check_words,
     disk_rows,
     group_rows,
     ignored_tensors,
@@ -39,6 +41,9 @@ def matches(pattern: str, name: Name) -> bool:
 
 def findings(subject: Subject) -> Iterator[Finding]:
     fields = subject.embedded
+    if is_autoround_config(subject):
+        yield from read_elsewhere()
+        return
     if not fields:
         names = [linear.name for linear in subject.linears if isinstance(linear.spec, QuantSpec)]
         reason = _NO_PARAMETER.format("...qweight") + ": config.json has no quantization_config"
@@ -89,6 +94,7 @@ def _unit(subject: Subject, base: QuantSpec, unit: Unit) -> Iterator[Finding]:
     if unit.role is Role.HEAD and subject.ties_head:
         yield from silently_wrong(unit.names, "the head is tied, so its tensors are not read")
         return
+    check_words(unit)
     check_type(spec)
     check_group(spec)
     check_head(unit)
@@ -133,6 +139,7 @@ def _experts(base: QuantSpec, unit: Unit, spec: QuantSpec | Skip) -> Iterator[Fi
     if not _marlin_runs_experts(base, unit):
         # The other kernel for experts is built from the config as it stands, without its rules.
         spec = base
+    check_words(unit)
     check_type(spec)
     check_group(spec)
     for shard in unit.quantized:
