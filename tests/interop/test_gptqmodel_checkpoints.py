@@ -90,6 +90,32 @@ CASES = [
         },
     ),
     Case(
+        "words_of_int8",
+        {
+            "bits": 4,
+            "group_size": 32,
+            "sym": False,
+            "pack_dtype": "int8",
+            "pack_impl": "original",
+            "dynamic": {
+                "+:.*q_proj": {"bits": 2, "group_size": 16},
+                "+:.*down_proj": {"bits": 8, "sym": True},
+            },
+        },
+    ),
+    Case(
+        "words_of_int16_v2",
+        {
+            "bits": 2,
+            "group_size": 32,
+            "sym": False,
+            "format": "gptq_v2",
+            "pack_dtype": "int16",
+            "pack_impl": "original",
+            "dynamic": {"+:.*mlp": {"bits": 8, "desc_act": True}, ".*o_proj": {"bits": 4}},
+        },
+    ),
+    Case(
         "channelwise_qwen3_tied",
         {"bits": 8, "group_size": -1, "act_group_aware": False},
         architecture="qwen3",

@@ -83,12 +83,15 @@ def _linear(subject: Subject, linear: Linear, said: Resolution) -> Iterator[Find
 
 
 def _check_words(fields: Mapping[str, Any], linear: Linear, said: Resolution) -> None:
-    """Its kernels read words of 8, 16 and 32 bits, of the type that config or rule names."""
+    """Its kernels read words of 8, 16 and 32 bits, of the type that the config names."""
     if not isinstance(linear.spec, QuantSpec):
         return
     claim = str(fields.get(_PACK_DTYPE, WORD_TYPE))
-    if isinstance(said.decided_by, Rule):
-        claim = str(said.decided_by.options.get(_PACK_DTYPE, claim))
+    if isinstance(said.decided_by, Rule) and _PACK_DTYPE in said.decided_by.options:
+        raise Refusal(
+            f"NotImplementedError: rule {said.decided_by} names a pack_dtype, and the text in a "
+            "rule is never turned into a type"
+        )
     if claim != linear.word_type:
         raise Refusal(f"shapes differ: words of {linear.word_type} on disk, {claim} by config")
     if claim not in WORD_TYPES:

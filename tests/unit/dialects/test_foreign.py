@@ -53,13 +53,10 @@ def test_gptqmodel_reads_the_type_that_the_config_names() -> None:
     assert "no kernel reads words of int64" in next(iter(wide.values()))
 
 
-def test_gptqmodel_reads_the_type_that_a_rule_names() -> None:
-    subject = written({".*o_proj": {"pack_dtype": "int8"}})
-    linears = tuple(
-        replace(x, word_type="int8") if x.leaf == "o_proj" else x for x in subject.linears
-    )
-    assert outcome("gptqmodel", replace(subject, linears=linears)) is Outcome.LOADS
-    assert outcome("gptqmodel", subject) is Outcome.REFUSES
+@pytest.mark.parametrize("word_type", ["int8", "int32"])
+def test_gptqmodel_chokes_on_the_type_that_a_rule_names(word_type: str) -> None:
+    found = reasons("gptqmodel", written({".*o_proj": {"pack_dtype": word_type}}))
+    assert "rule .*o_proj names a pack_dtype" in found["model.layers.0.self_attn.o_proj"]
 
 
 def test_transformers_looks_for_the_type_in_meta() -> None:
