@@ -91,16 +91,19 @@ def _mlp_stages(
             Stage(_fused(names.down, source, policy), finish),
         )
     groups = expert_groups(names, mlp)
-    gate_up, down = (
-        ExpertBank([_fused(names, source, policy) for names in inputs])
-        for inputs in (groups.gate_up, groups.down)
-    )
-    count = mlp.num_experts
-    router = Router(count, mlp.top_k, mlp.weights, mlp.shared)
+
+    def experts(
+        inputs: Sequence[Sequence[Name]], step: GateExperts | CombineExperts
+    ) -> ExpertStage:
+        linears = [_fused(names, source, policy) for names in inputs]
+        bank = ExpertBank(linears[: mlp.num_experts])
+        return ExpertStage(bank, tuple(linears[mlp.num_experts :]), step)
+
+    router = Router(mlp.num_experts, mlp.top_k, mlp.weights, mlp.shared)
     return (
         Stage(_fused(groups.router, source, policy), RouteStep(router)),
-        ExpertStage(gate_up, GateExperts(config.activation, count), count),
-        ExpertStage(down, CombineExperts(finish), count),
+        experts(groups.gate_up, GateExperts(config.activation)),
+        experts(groups.down, CombineExperts(finish)),
     )
 
 

@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 
 from torch import Tensor
 
+from terrazzo.kernels.base import GemmProblem
 from terrazzo.kernels.choose import KernelPolicy
 from terrazzo.nn.linear import Linear
 from terrazzo.nn.weights import LinearWeight, can_merge
@@ -45,6 +46,11 @@ class FusedLinear:
         return tuple(segment for _, segment in self._launches)
 
     @property
+    def problems(self) -> tuple[GemmProblem, ...]:
+        """Of the segments: what is equal for linears that one kernel can run side by side."""
+        return tuple(segment.weight.problem for segment in self.segments)
+
+    @property
     def num_bytes(self) -> int:
         """Memory of the prepared weights, without biases."""
         return sum(segment.weight.num_bytes for segment in self.segments)
@@ -56,9 +62,13 @@ class FusedLinear:
     def __call__(self, x_MK: Tensor) -> Tensor:
         """float32 [M, K] -> float32 [M, N]."""
         y_MN = x_MK.new_empty((x_MK.shape[0], self.out_features))
-        for columns, segment in self._launches:
-            segment.run(x_MK, y_MN[:, columns])
+        self.run(x_MK, y_MN)
         return y_MN
+
+    def run(self, x_MK: Tensor, out_MN: Tensor) -> None:
+        """float32 [M, K]; overwrites float32 [M, N], whose rows may be strided."""
+        for columns, segment in self._launches:
+            segment.run(x_MK, out_MN[:, columns])
 
 
 def _mergeable_runs(shards: Sequence[LinearWeight]) -> list[list[LinearWeight]]:
