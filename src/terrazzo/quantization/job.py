@@ -27,6 +27,7 @@ from terrazzo.rules import (
 )
 from terrazzo.spec import DENSE, WORD_BITS, Format, Name, QuantSpec
 
+_PACK_DTYPE = "pack_dtype"
 HEAD_RULE = {"bits": 8, "group_size": 32, "sym": True, "desc_act": False}
 """What GPTQModel gives a quantized head that no rule speaks of."""
 
@@ -135,6 +136,12 @@ def _with_head_rule(rules: RuleSet, head: Name, remarks: list[str]) -> RuleSet:
 def _option_remarks(rules: RuleSet) -> Iterator[str]:
     for rule in rules.rules:
         _damp(rule, 0.01)
+        if _PACK_DTYPE in rule.options:
+            raise RuleError(
+                f"dynamic rule {rule.key!r}: {_PACK_DTYPE} is {rule.options[_PACK_DTYPE]!r}; "
+                "Terrazzo writes words of int32 everywhere, and no engine reads a type out of a "
+                "rule. Remove it"
+            )
         unused = [option for option in rule.options if option != DAMP_OPTION]
         if unused:
             yield f"rule {rule.key!r}: {', '.join(unused)} kept in the config, not used"

@@ -267,6 +267,8 @@ def test_refusals_before_anything_is_computed(dense: Path, mixed: Path, tmp_path
         run(dense, tmp_path / "out", RuleSet.parse({"-:.*": {}}, BASE))
     with pytest.raises(RuleError, match="damp_percent is 7"):
         run(dense, tmp_path / "out", RuleSet.parse({".*": {"damp_percent": 7}}, BASE))
+    with pytest.raises(RuleError, match="pack_dtype is 'int16'; Terrazzo writes words of int32"):
+        run(dense, tmp_path / "out", RuleSet.parse({".*": {"pack_dtype": "int16"}}, BASE))
     with pytest.raises(ConfigError, match="already there"):
         run(dense, mixed, RuleSet(BASE))
     options = CalibrationOptions(sequence_length=65)
