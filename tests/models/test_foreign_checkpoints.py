@@ -17,6 +17,8 @@ from helpers.checkpoints import Configs, write_folder
 from helpers.tiny_llama import write_tiny_llama
 from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.errors import TensorError
+from terrazzo.models.config import ModelConfig
+from terrazzo.models.linear_plan import plan_linears, weight_bytes
 from terrazzo.models.loader import load, open_source
 from terrazzo.nn.attention import CausalContext
 from terrazzo.spec import QuantSpec
@@ -143,4 +145,43 @@ def test_a_bias_that_the_architecture_has_not_is_added(tmp_path: Path) -> None:
 def test_a_bias_that_cannot_be_added_is_named(tmp_path: Path, bias: Tensor, message: str) -> None:
     quantized, _ = pair(tmp_path, everywhere(SPEC), gptq(SPEC), {f"{DOWN}.bias": bias})
     with pytest.raises(TensorError, match=message):
+        open_source(quantized)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_quantized_embedding_is_looked_up(tmp_path: Path, tied: bool) -> None:
+    """Tokens stand where a linear has its inputs; 320 tokens in groups of 48 end in a short one."""
+    spec = QuantSpec(4, 48, sym=False)
+    model = Checkpoint(
+        write_tiny_llama(tmp_path / "model", torch.float32, tie_word_embeddings=tied)
+    )
+    packed = {name: model.tensor(name) for name in model.tensor_names}
+    name = "model.embed_tokens"
+    weight = rounded_weight(spec, 64, 320)
+    dense = {**packed, f"{name}.weight": weight.dequantized.T.contiguous()}
+    del packed[f"{name}.weight"]
+    packed |= brute_module(weight, 4, module=name)
+    fields = {**gptq(spec), "modules_in_block_to_quantize": ["embed_tokens"]}
+    configs = Configs(embedded=fields, model=model.model_config)
+    quantized = Checkpoint(write_folder(tmp_path / "packed", packed, configs))
+    twin = Checkpoint(write_folder(tmp_path / "dense", dense, Configs(model=model.model_config)))
+    assert quantized.conflicts == ()
+    assert quantized.plan.quantized == {name: spec}
+    torch.testing.assert_close(logits(quantized), logits(twin), rtol=0, atol=0)
+    config = ModelConfig.of(quantized)
+    plans = plan_linears(quantized, config)
+    assert weight_bytes(quantized, config, plans) == weight_bytes(twin, config, plans)
+
+
+def test_a_quantized_embedding_of_another_size_is_named(tmp_path: Path) -> None:
+    model = Checkpoint(write_tiny_llama(tmp_path / "model", torch.float32))
+    tensors = {name: model.tensor(name) for name in model.tensor_names}
+    del tensors["model.embed_tokens.weight"]
+    weight = rounded_weight(SPEC, 64, 288)
+    tensors |= brute_module(weight, 4, module="model.embed_tokens")
+    configs = Configs(embedded=gptq(SPEC), model=model.model_config)
+    quantized = Checkpoint(write_folder(tmp_path / "packed", tensors, configs))
+    with pytest.raises(
+        TensorError, match=r"qweight: shape \[36, 64\]; config\.json asks for \[40, 64\]"
+    ):
         open_source(quantized)

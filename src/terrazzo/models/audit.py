@@ -27,6 +27,7 @@ FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PROBLEMS_SHOWN = 20
 BESIDE_TEXT = TOWERS | {"multi_modal_projector"}
 NO_TOWER = ""
+_PACKABLE = (ParameterKind.LINEAR, ParameterKind.EMBEDDING)
 
 
 class HeadWeights(enum.Enum):
@@ -120,10 +121,12 @@ def _tensors_of(
     """
     resolution = checkpoint.plan.get(parameter.name)
     spec = resolution.spec if resolution is not None else None
-    if parameter.kind is not ParameterKind.LINEAR or not isinstance(spec, QuantSpec):
+    if parameter.kind not in _PACKABLE or not isinstance(spec, QuantSpec):
         yield parameter.tensor, parameter.shape
         return
-    out_features, in_features = parameter.shape
+    # A packed embedding has its rows, the tokens, where a linear has its inputs.
+    is_table = parameter.kind is ParameterKind.EMBEDDING
+    out_features, in_features = parameter.shape[::-1] if is_table else parameter.shape
     groups, _ = checkpoint.shape(f"{parameter.name}.scales")
     word_bits = 8 * checkpoint.dtype(f"{parameter.name}.qweight").itemsize
     yield f"{parameter.name}.qweight", (words_for(in_features, spec.bits, word_bits), out_features)
@@ -237,7 +240,7 @@ def _with_head(
 def _repeats_embedding(checkpoint: Checkpoint, layout: Layout) -> bool:
     head, embedding = f"{layout.head}.weight", f"{layout.embedding}.weight"
     return (
-        head in checkpoint.tensor_names
+        {head, embedding} <= set(checkpoint.tensor_names)
         and checkpoint.dtype(head) == checkpoint.dtype(embedding)
         and torch.equal(checkpoint.tensor(head), checkpoint.tensor(embedding))
     )

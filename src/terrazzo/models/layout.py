@@ -47,7 +47,7 @@ class Layout:
     @classmethod
     def of(cls, tensor_names: Collection[str], usual: frozenset[str]) -> Layout:
         """What the tensors say; where they say nothing, `usual` linears are fused."""
-        prefixes = [each for each in PREFIXES if f"{each}.embed_tokens.weight" in tensor_names]
+        prefixes = [each for each in PREFIXES if _has_embedding(each, tensor_names)]
         prefix = prefixes[0] if prefixes else PREFIXES[0]
         head = HEADS[any(name.startswith(f"{NESTED_HEAD}.") for name in tensor_names)]
         first_layer = f"{prefix}.layers.0."
@@ -67,6 +67,12 @@ class Layout:
 
     def layer(self, index: int) -> LayerNames:
         return LayerNames(f"{self.prefix}.layers.{index}", self.fused, self.experts)
+
+
+def _has_embedding(prefix: str, tensor_names: Collection[str]) -> bool:
+    """A few tools quantize it like a linear."""
+    name = f"{prefix}.embed_tokens"
+    return f"{name}.weight" in tensor_names or f"{name}.qweight" in tensor_names
 
 
 def _is_fused(fusion: str, inside: Iterable[str], usual: bool) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
+
+import torch
 
 from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.kernels.base import GemmProblem
@@ -51,6 +54,12 @@ def _linears(
 
 
 def weight_bytes(checkpoint: Checkpoint, config: ModelConfig, plans: tuple[LinearPlan, ...]) -> int:
-    """Memory of the loaded model: prepared weights and the embedding as it is in its file."""
-    embedding = checkpoint.num_bytes(f"{config.layout.embedding}.weight")
+    """Memory of the loaded model: prepared weights, and the embedding as it is in its file, or in
+    float32 where it is quantized there.
+    """
+    name = config.layout.embedding
+    if name in checkpoint.plan:
+        embedding = prod(checkpoint.linear_shape(name)) * torch.float32.itemsize
+    else:
+        embedding = checkpoint.num_bytes(f"{name}.weight")
     return embedding + sum(plan.prepared_bytes for plan in plans)

@@ -56,6 +56,8 @@ class CheckpointSource:
         return stored + self.config.architecture.norm_weight.value
 
     def embedding(self, name: Name) -> Tensor:
+        if name in self.checkpoint.plan:
+            return self.checkpoint.dequantize(name).T.contiguous()
         return self.checkpoint.tensor(f"{name}.weight")
 
 

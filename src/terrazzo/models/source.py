@@ -24,4 +24,4 @@ class WeightSource(Protocol):
         """float32 [H]: the weight of a normalization."""
 
     def embedding(self, name: Name) -> Tensor:
-        """[vocabulary, hidden] in the dtype of the file."""
+        """[vocabulary, hidden] in the dtype of the file; float32 where it is quantized."""
