@@ -10,7 +10,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from terrazzo.checkpoint.names import ROUTERS, TOWERS
+from terrazzo.checkpoint.names import EMBEDDINGS, ROUTERS, TOWERS
 from terrazzo.dialects.subject import Linear
 from terrazzo.spec import Name, QuantSpec
 from terrazzo.spellings import HEADS
@@ -51,9 +51,11 @@ class Unit:
 
     @property
     def is_always_dense(self) -> bool:
-        """Engines build routers and the towers of other media dense, without a question."""
+        """Engines build routers, embeddings and the towers of other media dense, without a
+        question.
+        """
         parts = self.asked.split(".")
-        return parts[-1] in ROUTERS or not TOWERS.isdisjoint(parts)
+        return parts[-1] in ROUTERS | EMBEDDINGS or not TOWERS.isdisjoint(parts)
 
     @property
     def quantized(self) -> list[Linear]:

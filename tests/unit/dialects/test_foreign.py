@@ -69,6 +69,20 @@ def test_transformers_looks_for_the_type_in_meta() -> None:
     assert "int32 by meta.pack_dtype" in next(iter(reasons("transformers", silent).values()))
 
 
+def test_only_gptqmodel_looks_up_a_quantized_embedding() -> None:
+    tokens = (256, 512)
+    named = {name: shape for name, shape in shapes(1).items() if name != "lm_head"}
+    subject = written({}, named={**named, "model.embed_tokens": tokens})
+    assert {name: outcome(name, subject) for name in ENGINES} == {
+        "vllm": Outcome.REFUSES,
+        "sglang": Outcome.SILENTLY_WRONG,
+        "gptqmodel": Outcome.LOADS,
+        "transformers": Outcome.SILENTLY_WRONG,
+    }
+    for engine in ENGINES:
+        assert set(reasons(engine, subject)) <= {"model.embed_tokens"}
+
+
 def folder_of(
     folder: Path, fields: dict[str, Any], dtype: torch.dtype, stored: Stored, **model: Any
 ) -> Path:
