@@ -270,7 +270,7 @@ def resolve(rules: RuleSet, names: Iterable[Name]) -> Plan:
 def _compile(key: str, pattern: str) -> pcre2.Pattern:
     try:
         return pcre2.compile(pattern, jit=False)
-    except (pcre2.PatternError, pcre2.LibraryError) as error:
+    except (pcre2.PatternError, pcre2.LibraryError, UnicodeEncodeError) as error:
         raise RuleError(
             f"dynamic rule {key!r}: {pattern!r} is not a PCRE2 pattern ({error}); "
             "correct the pattern, or escape literal characters with a backslash"

@@ -31,6 +31,17 @@ STRANGE: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+FIELDS = (
+    "dynamic", "lm_head", "pack_dtype", "format", "quant_method", "meta", "w_bit", "packing_format",
+    "backend", "extra_config", "block_name_to_quantize", "quant_block_list", "act_bits", "data_type",
+    "rotation_config", "modules_in_block_to_quantize", "text_config", "zero_point", "rotation",
+)  # fmt: skip
+METHODS: tuple[dict[str, Any], ...] = (
+    {},
+    {"quant_method": "auto-round", "packing_format": "auto_round:gptq", "extra_config": {}},
+)
+
+
 def split(data: bytes) -> tuple[dict[str, Any], bytes]:
     (length,) = struct.unpack("<Q", data[:8])
     return json.loads(data[8 : 8 + length]), data[8 + length :]
@@ -91,8 +102,11 @@ def duplicate_name(folder: Path, dice: random.Random) -> None:
 def change_config(folder: Path, dice: random.Random) -> None:
     file = folder / dice.choice(["config.json", "quantize_config.json"])
     content = json.loads(file.read_text())
-    keys = [*content, "dynamic", "lm_head", "pack_dtype", "format", "quant_method", "meta", "w_bit"]
-    content[dice.choice(keys)] = dice.choice([*STRANGE, {".*": dice.choice(STRANGE)}])
+    inner = dice.choice(
+        [".*", "\ud800", MODULE, "pack_dtype", "quantizer", "quantization_config", "bits"]
+    )
+    value = dice.choice([*STRANGE, {inner: dice.choice(STRANGE)}, {".*": {inner: 16}}])
+    content[dice.choice([*content, *FIELDS])] = value
     file.write_bytes(json.dumps(content).encode("utf-8", "surrogatepass"))
 
 
@@ -140,7 +154,7 @@ def sound_folder(folder: Path, dice: random.Random) -> Path:
     spec = QuantSpec(dice.choice([2, 3, 4, 8]), 32, sym, desc_act)
     tensors = packed_module(random_affine(spec, 32, 64, seed=0), spec.bits)
     tensors["model.norm.weight"] = torch.ones(4)
-    return write_folder(folder, tensors, config_of(spec))
+    return write_folder(folder, tensors, config_of(spec, **dice.choice(METHODS)))
 
 
 def use(folder: Path) -> bool:
