@@ -32,9 +32,10 @@ STRANGE: tuple[Any, ...] = (
 
 
 FIELDS = (
-    "dynamic", "lm_head", "pack_dtype", "format", "quant_method", "meta", "w_bit", "packing_format",
-    "backend", "extra_config", "block_name_to_quantize", "quant_block_list", "act_bits", "data_type",
-    "rotation_config", "modules_in_block_to_quantize", "text_config", "zero_point", "rotation",
+    "dynamic", "lm_head", "pack_dtype", "format", "quant_method", "meta", "w_bit", "zero_point",
+    "packing_format", "backend", "extra_config", "block_name_to_quantize", "quant_block_list",
+    "act_bits", "data_type", "rotation_config", "modules_in_block_to_quantize", "text_config",
+    "rotation",
 )  # fmt: skip
 METHODS: tuple[dict[str, Any], ...] = (
     {},
