@@ -136,3 +136,17 @@ def test_converted_folders_load(name: str, engine: str, tmp_path: Path) -> None:
         pytest.skip("cannot be converted")
     golden = load_file(GOLDEN / name / "golden.safetensors")
     assert difference(engine, tmp_path / "out", golden) <= TOLERANCE
+
+
+@pytest.mark.parametrize("engine", LOADERS)
+def test_fused_linears_are_cut_and_joined_as_each_class_needs(engine: str, tmp_path: Path) -> None:
+    """Phi-3 by way of GPTQModel, whose files have gate and up apart, and back."""
+    name = "wild-fused-on-disk-phi3"
+    folder = with_tokenizer(GOLDEN / name, tmp_path / "in")
+    convert(folder, tmp_path / "apart", ENGINES["gptqmodel"])
+    convert(tmp_path / "apart", tmp_path / "again", ENGINES["transformers"])
+    golden = load_file(GOLDEN / name / "golden.safetensors")
+    for each in ("in", "apart", "again"):
+        loads = loads_right(engine, tmp_path / each, golden)
+        assert loads == is_predicted_to_load(engine, tmp_path / each), each
+        assert loads == ((engine == "gptqmodel") == (each == "apart"))

@@ -14,8 +14,8 @@ def convert_command(
     """Rewrite a checkpoint, with the same numbers, so that another engine loads it.
 
     Nothing is quantized anew. Rules and labels are corrected; where the engine lacks a width, a
-    group size or zero points, codes get wider and groups finer. What cannot be written so is
-    listed, and then nothing is written.
+    group size or zero points, codes get wider and groups finer; fused linears are cut or joined.
+    What cannot be written so is listed, and then nothing is written.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ is good is anything written, and each module is compared with its original on th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +23,16 @@ from terrazzo.checkpoint.writer import CheckpointWriter
 from terrazzo.checkpoint.zero_points import ZeroReading
 from terrazzo.dialects.emit import rules_for
 from terrazzo.dialects.engines import Engine
-from terrazzo.dialects.exact import (
-    input_order,
-    recode,
-    symmetric_bits,
-    with_inputs,
-    with_outputs,
-)
+from terrazzo.dialects.exact import recode, side_by_side, symmetric_bits
+from terrazzo.dialects.folds import Folds
+from terrazzo.dialects.layouts import Layout
 from terrazzo.dialects.prediction import Outcome, Prediction, Refusal
 from terrazzo.dialects.reach import REACH, Order, Scope, Zeros
-from terrazzo.dialects.subject import SEQUENTIAL, WORD_TYPE, Linear, Place, Subject
+from terrazzo.dialects.subject import WORD_TYPE, Linear, Place, Subject
 from terrazzo.errors import UnsupportedError
 from terrazzo.packing import PLANAR_ONLY_BITS, QuantTensor, dequantize
 from terrazzo.rules import Plan, RuleSet
 from terrazzo.spec import Format, Name, QuantSpec
-
-_MAKERS = ("gate_proj", "up_proj")
-"""Their outputs are multiplied element by element and become the input of down_proj."""
-
 
 _NAMES_SHOWN = 6
 _CONFIG_FIELDS = (
@@ -62,14 +54,6 @@ class Conversion:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Folds:
-    """New orders of features between linears. inputs, outputs: module -> int64 order."""
-
-    inputs: Mapping[Name, Tensor] = field(default_factory=dict)
-    outputs: Mapping[Name, Tensor] = field(default_factory=dict)
-
-
 def convert(folder: Path, out: Path, engine: Engine) -> Conversion:
     """Write `out` so that `engine` loads it; every weight keeps its value to the bit.
 
@@ -79,56 +63,59 @@ def convert(folder: Path, out: Path, engine: Engine) -> Conversion:
     """
     checkpoint = Checkpoint(folder)
     subject = Subject.of(checkpoint)
-    folds = _folds(checkpoint, subject, engine)
-    linears = tuple(_planned(checkpoint, subject, engine, folds))
-    rules = rules_for(linears)
-    description = _description(checkpoint, rules, linears, engine)
-    form = _format(linears)
-    after = _promised(subject, linears, description, form, engine)
+    layout = Layout.of(subject.linears, engine.name, subject.architecture)
+    source = _Source(checkpoint, layout, layout.cut(subject.linears))
+    folds = _folds(source, engine)
+    linears = tuple(_planned(source, engine, folds))
+    written = layout.joined(linears)
+    rules = rules_for(written)
+    description = _description(checkpoint, rules, written, engine)
+    form = _format(written)
+    after = _promised(subject, written, description, form, engine)
     with CheckpointWriter(out, form) as writer:
-        _write(checkpoint, linears, folds, writer)
+        _write_quantized(source, linears, folds, writer)
+        _write_others(source, linears, folds, writer)
         for file in companion_files(checkpoint.folder):
             writer.copy_file(file)
         writer.commit(description)
+    config = description.documents(form)["config.json"]
     return Conversion(
         engine.predict(subject),
         after,
-        tuple(_changes(subject, linears, folds, description.documents(form)["config.json"])),
+        (*_config_changes(subject, config), *layout.changes(), *_changes(source, linears, folds)),
         source_bytes=_num_bytes(checkpoint),
         num_bytes=_num_bytes(Checkpoint(out)),
     )
 
 
-def _folds(checkpoint: Checkpoint, subject: Subject, engine: Engine) -> Folds:
-    """Act-order of down_proj, where the engine has none and gate and up can take it over."""
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A checkpoint by the parts of its linears. linears: those parts."""
+
+    checkpoint: Checkpoint
+    layout: Layout
+    linears: tuple[Linear, ...]
+
+    def quant_tensor(self, name: Name) -> QuantTensor:
+        return self.layout.quant_tensor(self.checkpoint, name)
+
+
+def _folds(source: _Source, engine: Engine) -> Folds:
+    """Where the engine has no act-order."""
     if REACH[engine.name].order is Order.ANY:
         return Folds()
-    names = {linear.name for linear in subject.linears}
-    inputs: dict[Name, Tensor] = {}
-    outputs: dict[Name, Tensor] = {}
-    for linear in subject.linears:
-        parent, _, leaf = linear.name.rpartition(".")
-        makers = [f"{parent}.{maker}" for maker in _MAKERS]
-        if leaf == "down_proj" and linear.order != SEQUENTIAL and names.issuperset(makers):
-            weight = checkpoint.quant_tensor(linear.name)
-            order = input_order(weight)
-            if not with_inputs(weight, order).spec.desc_act:
-                inputs[linear.name] = order
-                outputs |= dict.fromkeys(makers, order)
-    return Folds(inputs, outputs)
+    return Folds.of(source.linears, source.quant_tensor)
 
 
-def _planned(
-    checkpoint: Checkpoint, subject: Subject, engine: Engine, folds: Folds
-) -> Iterator[Linear]:
+def _planned(source: _Source, engine: Engine, folds: Folds) -> Iterator[Linear]:
     """Every linear as it will be. UnsupportedError lists those that cannot be."""
-    reach = REACH[engine.name]
-    folded = [_folded(linear, folds) for linear in subject.linears]
-    problems: list[str] = []
+    reach, layout = REACH[engine.name], source.layout
+    folded = [folds.planned(linear) for linear in source.linears]
+    problems = list(layout.faults(folded, source.checkpoint))
     specs: dict[Name, QuantSpec] = {}
-    for tied in reach.ties(folded):
+    for tied in layout.tied(reach.ties(folded)):
         packed = [linear for linear in tied if isinstance(linear.spec, QuantSpec)]
-        needs = _needs(checkpoint, packed, reach.zeros)
+        needs = _needs(source, packed, reach.zeros)
         try:
             if packed:
                 specs |= dict.fromkeys([x.name for x in packed], reach.spec_for(tied, needs))
@@ -145,21 +132,14 @@ def _planned(
         )
 
 
-def _folded(linear: Linear, folds: Folds) -> Linear:
-    if linear.name not in folds.inputs:
-        return linear
-    assert isinstance(linear.spec, QuantSpec)
-    return replace(linear, spec=replace(linear.spec, desc_act=False), order=SEQUENTIAL)
-
-
-def _needs(checkpoint: Checkpoint, packed: Sequence[Linear], zeros: Zeros) -> dict[Name, int]:
+def _needs(source: _Source, packed: Sequence[Linear], zeros: Zeros) -> dict[Name, int]:
     """Bits around the middle code; the codes are read only where zero points are elsewhere."""
     needs = {}
     for linear in packed:
         assert isinstance(linear.spec, QuantSpec)
         reads = zeros is Zeros.MIDDLE and not linear.spec.sym
         needs[linear.name] = (
-            symmetric_bits(checkpoint.quant_tensor(linear.name)) if reads else linear.spec.bits
+            symmetric_bits(source.quant_tensor(linear.name)) if reads else linear.spec.bits
         )
     return needs
 
@@ -214,42 +194,55 @@ def _promised(
     return engine.predict(after)
 
 
-def _write(
-    checkpoint: Checkpoint, linears: Sequence[Linear], folds: Folds, writer: CheckpointWriter
+def _write_quantized(
+    source: _Source, linears: Sequence[Linear], folds: Folds, writer: CheckpointWriter
 ) -> None:
     specs = {x.name: x.spec for x in linears if isinstance(x.spec, QuantSpec)}
-    for name, spec in specs.items():
-        original = _reordered(checkpoint.quant_tensor(name), name, folds)
-        weight = recode(original, spec)
-        assert torch.equal(dequantize(weight), dequantize(original)), f"{name} changed its value"
-        writer.add_quantized(name, weight)
-    replaced = {
-        f"{n}.{suffix}" for n in specs for suffix in (*PACKED_SUFFIXES, GROUP_INDEX, WEIGHT)
-    }
-    for tensor in checkpoint.tensor_names:
-        if tensor not in replaced:
-            writer.add_tensor(tensor, _reordered_rows(checkpoint.tensor(tensor), tensor, folds))
+    owners, joins = source.layout.owners, source.layout.joins
+    for name in dict.fromkeys(owners.get(part, part) for part in specs):
+        weights = []
+        for part in joins.get(name, (name,)):
+            original = folds.weight(source.quant_tensor(part), part)
+            weights.append(recode(original, specs[part]))
+            assert torch.equal(dequantize(weights[-1]), dequantize(original)), f"{part} changed"
+        writer.add_quantized(name, side_by_side(weights))
 
 
-def _reordered(weight: QuantTensor, name: Name, folds: Folds) -> QuantTensor:
-    if name in folds.inputs:
-        weight = with_inputs(weight, folds.inputs[name])
-    return with_outputs(weight, folds.outputs[name]) if name in folds.outputs else weight
+def _write_others(
+    source: _Source, linears: Sequence[Linear], folds: Folds, writer: CheckpointWriter
+) -> None:
+    """Dense weights and biases wherever their modules go, and all that belongs to no linear."""
+    layout, owners = source.layout, source.layout.owners
+    packed = {layout.stored(x.name) for x in linears if isinstance(x.spec, QuantSpec)}
+    replaced = {f"{n}.{end}" for n in packed for end in (*PACKED_SUFFIXES, GROUP_INDEX, WEIGHT)}
+    waiting: dict[str, dict[Name, Tensor]] = {}
+    for tensor in source.checkpoint.tensor_names:
+        if tensor in replaced:
+            continue
+        for name, value in layout.pieces(tensor, source.checkpoint.tensor(tensor)):
+            module, _, suffix = name.rpartition(".")
+            rows = folds.rows(value, name)
+            if module not in owners:
+                writer.add_tensor(name, rows)
+                continue
+            joined = f"{owners[module]}.{suffix}"
+            parts = waiting.setdefault(joined, {})
+            parts[module] = rows
+            order = layout.joins[owners[module]]
+            if len(parts) == len(order):
+                writer.add_tensor(joined, torch.cat([waiting[joined][part] for part in order]))
+                del waiting[joined]
+    assert not waiting, f"{list(waiting)} are not whole"
 
 
-def _reordered_rows(tensor: Tensor, name: str, folds: Folds) -> Tensor:
-    """A dense weight or a bias, whose rows are outputs."""
-    module = name.rpartition(".")[0]
-    return tensor[folds.outputs[module]] if module in folds.outputs else tensor
-
-
-def _changes(
-    subject: Subject, linears: Sequence[Linear], folds: Folds, config: Mapping[str, Any]
-) -> Iterator[str]:
+def _config_changes(subject: Subject, config: Mapping[str, Any]) -> Iterator[str]:
     for key in _CONFIG_FIELDS:
         if subject.embedded.get(key) != config[EMBEDDED_KEY].get(key):
             yield f"config.json: {key} is written anew"
-    for old, new in zip(subject.linears, linears, strict=True):
+
+
+def _changes(source: _Source, linears: Sequence[Linear], folds: Folds) -> Iterator[str]:
+    for old, new in zip(source.linears, linears, strict=True):
         if old.spec != new.spec:
             yield f"{old.name}: {old.spec} -> {new.spec}"
         if old.word_type != new.word_type:

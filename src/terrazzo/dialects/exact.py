@@ -7,6 +7,7 @@ them can be, too. The price is size, never precision.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -64,13 +65,26 @@ def with_inputs(weight: QuantTensor, order: Tensor) -> QuantTensor:
     return replace(weight, spec=spec, qweight=pack(codes, spec.bits), g_idx=g_idx)
 
 
-def with_outputs(weight: QuantTensor, order: Tensor) -> QuantTensor:
-    """The weight with its outputs in another order."""
+def with_outputs(weight: QuantTensor, order: Tensor | slice) -> QuantTensor:
+    """The weight with its outputs in another order, or some of them."""
     return replace(
         weight,
         qweight=weight.qweight[:, order],
         scales=weight.scales[:, order],
         zeros=weight.zeros[:, order],
+    )
+
+
+def side_by_side(weights: Sequence[QuantTensor]) -> QuantTensor:
+    """One weight with the outputs of all; specs and orders of inputs must be equal."""
+    first = weights[0]
+    assert all(each.spec == first.spec for each in weights), "parts of one module must be alike"
+    assert all(torch.equal(each.g_idx, first.g_idx) for each in weights), "orders differ"
+    return replace(
+        first,
+        qweight=torch.cat([each.qweight for each in weights], dim=1),
+        scales=torch.cat([each.scales for each in weights], dim=1),
+        zeros=torch.cat([each.zeros for each in weights], dim=1),
     )
 
 

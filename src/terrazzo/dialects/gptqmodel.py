@@ -8,6 +8,7 @@ from typing import Any
 from terrazzo.checkpoint.names import is_quantizable
 from terrazzo.checkpoint.zero_points import ZeroReading
 from terrazzo.dialects.autoround import is_autoround_config
+from terrazzo.dialects.layouts import fusion_of
 from terrazzo.dialects.prediction import CONFIG, Finding, Refusal, refuses, silently_wrong
 from terrazzo.dialects.subject import WORD_TYPE, Linear, Subject
 from terrazzo.rules import Resolution, Rule
@@ -67,6 +68,9 @@ def _linear(subject: Subject, linear: Linear, said: Resolution) -> Iterator[Find
         return
     if linear.name.endswith(_SPLIT_WHEN_LOADED):
         raise Refusal("ValueError: Missing required quantized weights: it looks for gate and up")
+    whole = fusion_of("gptqmodel", subject.architecture, linear.leaf)
+    if whole:
+        raise Refusal(f"ValueError: Missing required quantized weights: it looks for {whole}")
     spec = said.spec
     if linear.name in HEADS and isinstance(spec, Dense) and not subject.rules.lm_head:
         return

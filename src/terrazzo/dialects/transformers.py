@@ -14,6 +14,7 @@ from terrazzo.checkpoint.names import is_quantizable
 from terrazzo.checkpoint.zero_points import ZeroReading
 from terrazzo.dialects.autoround import is_autoround_config, read_elsewhere
 from terrazzo.dialects.gptqmodel import GROUP_SIZES
+from terrazzo.dialects.layouts import fusion_of
 from terrazzo.dialects.lookup import typed_spec
 from terrazzo.dialects.prediction import CONFIG, Finding, Refusal, refuses, silently_wrong
 from terrazzo.dialects.subject import WORD_TYPE, Linear, Subject
@@ -64,6 +65,12 @@ def _linear(subject: Subject, base: QuantSpec, linear: Linear) -> Iterator[Findi
             [linear.name],
             "the experts of a layer are one dense tensor there: packed ones are left over, and "
             "where some are dense, the rest cannot be stacked",
+        )
+        return
+    whole = fusion_of("transformers", subject.architecture, linear.leaf)
+    if whole:
+        yield from silently_wrong(
+            [linear.name], f"the class has one {whole}: parts are left over, and it stays unset"
         )
         return
     replaced = is_replaced(subject.embedded, linear.name)

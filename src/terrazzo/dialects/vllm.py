@@ -8,6 +8,7 @@ from typing import Any
 import regex
 
 from terrazzo.dialects.autoround import is_autoround_config, read_elsewhere
+from terrazzo.dialects.layouts import ONE_IN_VLLM
 from terrazzo.dialects.lookup import SKIP, Skip, base_spec, overridden
 from terrazzo.dialects.marlin import (
     check_group,
@@ -26,9 +27,6 @@ from terrazzo.rules import LM_HEAD
 from terrazzo.spec import PER_CHANNEL, Name, QuantSpec
 
 _MOE_STEP = 128
-_FUSED_ON_DISK = frozenset({"Phi3ForCausalLM", "Plamo3ForCausalLM"})
-"""Architectures whose fusions vLLM expects as they are."""
-
 _NO_PARAMETER = "ValueError: There is no module or parameter named '{}'"
 
 
@@ -182,7 +180,7 @@ def _is_listed(subject: Subject, unit: Unit) -> bool:
 def _looked_for(subject: Subject, unit: Unit) -> list[Name]:
     """A fusion is looked for by its parts, even where it is one tensor on disk."""
     parent, _, leaf = unit.asked.rpartition(".")
-    if leaf not in FUSIONS or subject.architecture in _FUSED_ON_DISK:
+    if leaf not in FUSIONS or subject.architecture in ONE_IN_VLLM:
         return [unit.asked]
     return [f"{parent}.{part}" for part in FUSIONS[leaf]]
 
