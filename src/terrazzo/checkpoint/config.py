@@ -125,7 +125,7 @@ def _read(fields: Fields, names: Collection[Name]) -> Reading:
         raise _foreign(fields, "marlin" if method == "gptq" else method)
     rules = _rules(fields, names)
     _check_rotation(fields)
-    return Reading(_promoted(_format(fields), rules), rules)
+    return Reading(_promoted(_format(fields), rules), rules, _input_remarks(fields))
 
 
 def _rules(fields: Fields, names: Collection[Name]) -> RuleSet:
@@ -162,6 +162,17 @@ def _check_rotation(fields: Fields) -> None:
             f"{fields.source}: rotation is {rotation!r}: the weights only make sense for inputs "
             "that are rotated too, which Terrazzo does not do. Quantize without rotation"
         )
+
+
+def _input_remarks(fields: Fields) -> tuple[str, ...]:
+    """GPTQModel may round inputs to fewer bits when it runs a model; the weights are the same."""
+    activation = fields.value("activation", None)
+    if activation is None:
+        return ()
+    return (
+        f"{fields.source.name}: activation is {activation!r}, which rounds the inputs of linears; "
+        "Terrazzo keeps them as they are, which is more exact",
+    )
 
 
 def _format(fields: Fields) -> Format:

@@ -101,3 +101,11 @@ def test_a_malformed_list_is_named(tmp_path: Path, value: object) -> None:
     fields = {**FIELDS, "modules_in_block_to_quantize": value}
     with pytest.raises(ConfigError, match="modules_in_block_to_quantize is"):
         opened(tmp_path, tensors_of(), {"quantization_config": fields})
+
+
+def test_inputs_that_another_tool_would_round_are_remarked(tmp_path: Path) -> None:
+    fields = {**FIELDS, "activation": "w4afp8"}
+    checkpoint = opened(tmp_path, tensors_of(), {"quantization_config": fields})
+    (remark,) = checkpoint.remarks
+    assert "activation is 'w4afp8', which rounds the inputs of linears" in remark
+    assert checkpoint.conflicts == ()
