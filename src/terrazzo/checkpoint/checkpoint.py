@@ -15,6 +15,7 @@ from terrazzo.checkpoint.conflict import Conflict
 from terrazzo.checkpoint.disagreement import (
     age_conflicts,
     kind_conflict,
+    neighbour_conflicts,
     overflow_conflicts,
     spec_conflicts,
     word_conflicts,
@@ -143,6 +144,7 @@ class Checkpoint:
                 yield kind_conflict(said, held)
         quantizers = self._quantization.quantizers
         yield from age_conflicts(self._facts, quantizers)
+        yield from neighbour_conflicts(self._facts)
         yield from overflow_conflicts(self.folder, self._facts, quantizers)
 
 

@@ -89,6 +89,20 @@ def age_conflicts(modules: Mapping[Name, Facts], quantizers: tuple[str, ...]) ->
             )
 
 
+def neighbour_conflicts(modules: Mapping[Name, Facts]) -> Iterator[Conflict]:
+    """3 bits of AutoRound before 0.16, which stored zero points of zero badly."""
+    for name, facts in modules.items():
+        if facts.zeros.doubt is Doubt.NEIGHBOURS:
+            yield Conflict(
+                name,
+                "zero points",
+                f"{facts.label.value} of 3 bits",
+                "some are zero, and AutoRound before 0.16 changed others in the same word then",
+                "Reading them as they stand. Export the model with a newer AutoRound, or in its "
+                "own format auto_round, which stores true zero points",
+            )
+
+
 def overflow_conflicts(
     folder: Path, modules: Mapping[Name, Facts], quantizers: tuple[str, ...]
 ) -> Iterator[Conflict]:

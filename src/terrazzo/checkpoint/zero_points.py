@@ -88,6 +88,7 @@ class Doubt(enum.Enum):
 
     NONE = "nothing"
     AGE = "whether a 3-bit module was written before or after GPTQModel exchanged its constants"
+    NEIGHBOURS = "what stands beside a 3-bit zero point of zero that AutoRound packed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,8 @@ def judge_zero_points(coded: Coded, said_sym: bool, label: WordFormat) -> ZeroPo
             return ZeroPoints(Format.GPTQ if planar else label, ZeroReading.MIDDLE, True)
     if bits == 3 and label is Format.GPTQ:
         return _aged(coded, label)
+    if bits == 3 and label is StreamFormat.GPTQ:
+        return ZeroPoints(label, ZeroReading.AS_LABELLED, False, doubt=_neighbours(coded, label))
     return ZeroPoints(label, ZeroReading.AS_LABELLED, False, _overflow(coded, label))
 
 
@@ -151,6 +154,14 @@ def _aged(coded: Coded, label: WordFormat) -> ZeroPoints:
         return ZeroPoints(label, ZeroReading.LEGACY_3BIT, False)
     doubt = Doubt.NONE if today * _CLEARER < before else Doubt.AGE
     return ZeroPoints(label, ZeroReading.AS_LABELLED, False, _overflow(coded, label), doubt)
+
+
+def _neighbours(coded: Coded, label: WordFormat) -> Doubt:
+    """AutoRound added up ten fields before it packed them, so a zero minus one went on to the next
+    ones; since 0.16 it stores no zero point of zero in this format.
+    """
+    zeros = decode_zeros(coded.qzeros, coded.out_features, 3, label)
+    return Doubt.NEIGHBOURS if bool((zeros == 0).any()) else Doubt.NONE
 
 
 def _mean_codes(coded: Coded, label: WordFormat, width: int) -> Tensor:

@@ -172,7 +172,19 @@ def test_every_packing_format_and_width(
     checkpoint = Checkpoint(folder)
     assert checkpoint.plan.quantized == {MODULE: spec}
     assert torch.equal(checkpoint.dequantize(MODULE), weight.dequantized)
-    assert checkpoint.conflicts == ()
+    is_doubtful = bits == 3 and not sym and STORED[packing] is Stored.MINUS_ONE
+    assert bool(checkpoint.conflicts) == (is_doubtful and bool((weight.zeros == 0).any()))
+
+
+def test_three_bits_beside_a_zero_are_doubted_aloud(tmp_path: Path) -> None:
+    """Packers that add fields up let a zero minus one run on into its neighbours."""
+    spec = QuantSpec(3, 32, sym=False)
+    weight = random_affine(spec, 32, 64)
+    weight.zeros[0, 3] = 0
+    tensors = brute_module(weight, 3)
+    checkpoint = Checkpoint(write_folder(tmp_path, tensors, Configs(embedded=config(spec))))
+    (conflict,) = checkpoint.conflicts
+    assert "some are zero, and AutoRound before 0.16 changed others" in str(conflict)
 
 
 @pytest.mark.parametrize(
