@@ -27,7 +27,12 @@ CLASSES = {
 }
 """Families by their `model_type`, with what the names of their classes begin with."""
 
-WITH_EXPERTS = {"mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe"}
+WITH_EXPERTS = {
+    "mixtral": "Mixtral",
+    "qwen2_moe": "Qwen2Moe",
+    "qwen3_moe": "Qwen3Moe",
+    "deepseek_v2": "DeepseekV2",
+}
 """Families whose files have other names than their models in memory."""
 
 SIZES = {

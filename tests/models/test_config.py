@@ -9,7 +9,9 @@ import pytest
 from terrazzo.errors import ConfigError, UnsupportedError
 from terrazzo.models.architecture_table import ARCHITECTURES
 from terrazzo.models.config import ModelConfig
+from terrazzo.models.latent_config import DIRECT, Latent
 from terrazzo.models.layout import GATE_UP, QKV, Layout
+from terrazzo.models.mlp_config import DenseMlp
 from terrazzo.nn.grouped import NO_WINDOW
 from terrazzo.nn.rope import DefaultRope, LinearRope, Llama3Rope, NoRope, YarnRope
 
@@ -321,3 +323,51 @@ def test_frequency_bands_must_be_in_order() -> None:
 def test_partial_rotation_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError, match=r"partial_rotary_factor is 0\.5"):
         read(**changes)
+
+
+LATENT = {
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_experts_per_tok": 2,
+}
+
+
+def test_latents_are_read_with_the_defaults_of_transformers() -> None:
+    config = read("DeepseekV2ForCausalLM", num_experts_per_tok=2)
+    assert config.heads == Latent(1536, 512, 128, 64, 128)
+    assert (config.head_dim, config.num_kv_heads, config.rotary_dim) == (192, 4, 64)
+    config = read("DeepseekV2ForCausalLM", **LATENT, head_dim=8, first_k_dense_replace=2)
+    assert config.heads == Latent(DIRECT, 32, 16, 8, 16)
+    assert config.multipliers.attention == pytest.approx(24**-0.5)
+    assert [isinstance(mlp, DenseMlp) for mlp in config.mlps] == [True, True, False]
+
+
+def test_yarn_stretches_the_scores_of_deepseek() -> None:
+    yarn = {"type": "yarn", "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707}
+    config = read("DeepseekV2ForCausalLM", **LATENT, rope_scaling=yarn)
+    assert config.multipliers.attention == pytest.approx(24**-0.5 * 1.2608038**2)
+    (rope,) = config.ropes
+    assert isinstance(rope, YarnRope)
+    assert rope.magnitude == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"topk_method": "group_limited_greedy"}, UnsupportedError, "only 'greedy' is supported"),
+        ({"scoring_func": "sigmoid"}, UnsupportedError, "only 'softmax' is supported"),
+        ({"norm_topk_prob": True}, UnsupportedError, "norm_topk_prob is True"),
+        ({"moe_layer_freq": 2}, UnsupportedError, "moe_layer_freq is 2"),
+        ({"v_head_dim": 32}, ConfigError, "v_head_dim is 32; legal is at most 24"),
+        ({"qk_rope_head_dim": 7}, ConfigError, "qk_rope_head_dim is 7; legal is an even number"),
+        ({"kv_lora_rank": 0}, ConfigError, "kv_lora_rank is 0; legal is a positive"),
+    ],
+)
+def test_latents_that_cannot_be(
+    changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        read("DeepseekV2ForCausalLM", **{**LATENT, **changes})

@@ -37,6 +37,16 @@ CHANGES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layer_interval": 2},
     "olmo2": {},
     "glm4": {"head_dim": 16},
+    "deepseek_v2": {
+        "q_lora_rank": 18,
+        "kv_lora_rank": 20,
+        "qk_nope_head_dim": 10,
+        "qk_rope_head_dim": 6,
+        "v_head_dim": 12,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+    },
 }
 FAMILIES = ["llama", "qwen3", *CHANGES]
 

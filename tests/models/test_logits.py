@@ -42,6 +42,20 @@ GRANITE = {
 
 QWEN_MOE = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 QWEN2_MOE = {**QWEN_MOE, "shared_expert_intermediate_size": 56}
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 12,
+    "n_routed_experts": 5,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}
+LITE_YARN = {**YARN, "rope_theta": 500.0, "mscale": 0.7, "mscale_all_dim": 0.7}
 EARLY_WINDOW = {"use_sliding_window": True, "sliding_window": 5}
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -101,6 +115,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_moe", {**QWEN_MOE, "head_dim": 16}),
     ("qwen3_moe", {**QWEN_MOE, "norm_topk_prob": True, "attention_bias": True}),
     ("qwen3_moe", {**QWEN_MOE, **EARLY_WINDOW, "mlp_only_layers": [0]}),
+    ("deepseek_v2", LATENT),
+    ("deepseek_v2", {**LATENT, "first_k_dense_replace": 0, "n_shared_experts": 1}),
+    ("deepseek_v2", {**LATENT, "q_lora_rank": 18, "v_head_dim": 16, "rms_norm_eps": 1e-2}),
+    ("deepseek_v2", {**LATENT, "routed_scaling_factor": 2.5, "num_experts_per_tok": 1}),
+    ("deepseek_v2", {**LATENT, "rope_parameters": LITE_YARN}),
+    ("deepseek_v2", {**LATENT, "rope_parameters": {**LITE_YARN, "mscale": 1.0}}),
     ("granite", {**GRANITE, "attention_bias": True, "mlp_bias": True}),
     ("glm", {"head_dim": 16}),
     ("glm4", {"head_dim": 16}),

@@ -54,6 +54,7 @@ class ScaleRule(enum.Enum):
     HEAD_DIM = "head_dim"
     QUERY_SCALAR = "query_pre_attn_scalar"
     MULTIPLIER = "attention_multiplier"
+    HEAD_DIM_AND_YARN = "mscale_all_dim"
 
 
 class EmbeddingRule(enum.Enum):
@@ -61,6 +62,13 @@ class EmbeddingRule(enum.Enum):
 
     PLAIN = "1"
     ROOT_OF_HIDDEN = "sqrt(hidden_size)"
+
+
+class AttentionKind(enum.Enum):
+    """Where keys and values come from."""
+
+    HEADS = "projections of the hidden state"
+    LATENT = "a latent that all heads share"
 
 
 class Modality(enum.Enum):
@@ -96,11 +104,13 @@ class NoExperts:
 class Experts:
     """Layers have a router and experts; what else is read from config.json stands in the defaults.
 
-    features: the key of the width of a routed expert. shared: whether one sees every token.
+    features: the key of the width of a routed expert. shared: whether one sees every token. count:
+    the key of their number.
     """
 
     features: str
     shared: SharedExpert = SharedExpert.NONE
+    count: str = "num_experts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +135,7 @@ class Architecture:
     q/k/v, of o, and of gate/up/down. head_dim: what holds where config.json has no such key.
     fused: linears that are one on disk unless the tensors say otherwise. defaults: what
     transformers assumes for absent keys; a multiplier or cap is read only where it stands here.
-    experts: whether layers have experts.
+    experts: whether layers have experts. attention: where keys and values come from.
     """
 
     name: str
@@ -145,3 +155,4 @@ class Architecture:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     modality: Modality = Modality.TEXT
     experts: NoExperts | Experts = NoExperts()
+    attention: AttentionKind = AttentionKind.HEADS

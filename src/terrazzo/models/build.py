@@ -22,13 +22,16 @@ from terrazzo.models.block import (
 from terrazzo.models.config import ModelConfig
 from terrazzo.models.decoder import Decoder, Head
 from terrazzo.models.experts import CombineExperts, ExpertStage, GateExperts, RouteStep
+from terrazzo.models.latent import LatentStage, SqueezeStep
+from terrazzo.models.latent_config import DIRECT, LATENT_EPS, Latent
 from terrazzo.models.layout import LayerNames
 from terrazzo.models.mlp_config import DenseMlp
-from terrazzo.models.parameters import expert_groups
+from terrazzo.models.parameters import attention_groups, expert_groups
 from terrazzo.models.source import WeightSource
 from terrazzo.nn.attention import Attention, HeadStep, Scoring
 from terrazzo.nn.embedding import Embedding
 from terrazzo.nn.fused import FusedLinear
+from terrazzo.nn.latent import LatentAttention
 from terrazzo.nn.moe import ExpertBank, Router
 from terrazzo.nn.norm import HeadNorm, Norm, PlainHeads, PlainHidden, ProjectionNorm, RMSNorm
 from terrazzo.nn.rope import RotaryEmbeddings
@@ -72,13 +75,50 @@ def build_block(
     multiplier = config.multipliers.residual
     settle = AddNormStep(norm(norms.after_attention), multiplier, norm(norms.before_mlp))
     finish = AddNormStep(norm(norms.after_mlp), multiplier, PlainHidden())
-    attend = AttendStep(_attention(config, layer, _head_step(config, names, source)))
     stages = (
-        Stage(_fused(names.qkv, source, policy), attend),
+        *_attention_stages(config, layer, source, policy),
         Stage(_fused(names.output, source, policy), settle),
         *_mlp_stages(config, layer, source, policy, finish),
     )
     return Block(norm(norms.before_attention), stages)
+
+
+def _attention_stages(
+    config: ModelConfig, layer: int, source: WeightSource, policy: KernelPolicy
+) -> tuple[AnyStage, ...]:
+    names, heads = config.layout.layer(layer), config.heads
+    if not isinstance(heads, Latent):
+        attend = AttendStep(_attention(config, layer, _head_step(config, names, source)))
+        return (Stage(_fused(names.qkv, source, policy), attend),)
+    is_direct = heads.query_rank == DIRECT
+    norms = (
+        (names.kv_latent_norm,) if is_direct else (names.query_latent_norm, names.kv_latent_norm)
+    )
+    squeeze = SqueezeStep(
+        config.query_features if is_direct else 0,
+        tuple(RMSNorm(source.norm(name), LATENT_EPS) for name in norms),
+        heads.turning_dim,
+    )
+    first, *others = attention_groups(names, heads)
+    return (
+        Stage(_fused(first, source, policy), squeeze),
+        LatentStage(
+            tuple(_fused(group, source, policy) for group in others),
+            _latent_attention(config, heads, layer),
+        ),
+    )
+
+
+def _latent_attention(config: ModelConfig, heads: Latent, layer: int) -> LatentAttention:
+    return LatentAttention(
+        layer,
+        config.num_attention_heads,
+        heads.plain_dim,
+        heads.turning_dim,
+        heads.value_dim,
+        config.ropes.index(config.layers[layer].rope),
+        _scoring(config, layer),
+    )
 
 
 def _mlp_stages(
@@ -99,7 +139,7 @@ def _mlp_stages(
         bank = ExpertBank(linears[: mlp.num_experts])
         return ExpertStage(bank, tuple(linears[mlp.num_experts :]), step)
 
-    router = Router(mlp.num_experts, mlp.top_k, mlp.weights, mlp.shared)
+    router = Router(mlp.num_experts, mlp.top_k, mlp.weights, mlp.shared, mlp.scale)
     return (
         Stage(_fused(groups.router, source, policy), RouteStep(router)),
         experts(groups.gate_up, GateExperts(config.activation)),
@@ -108,16 +148,20 @@ def _mlp_stages(
 
 
 def _attention(config: ModelConfig, layer: int, normalize: HeadStep) -> Attention:
-    how, multipliers = config.layers[layer], config.multipliers
     return Attention(
         layer,
         config.num_attention_heads,
         config.num_kv_heads,
         config.head_dim,
         normalize,
-        config.ropes.index(how.rope),
-        Scoring(multipliers.attention, how.window, multipliers.attention_cap),
+        config.ropes.index(config.layers[layer].rope),
+        _scoring(config, layer),
     )
+
+
+def _scoring(config: ModelConfig, layer: int) -> Scoring:
+    multipliers = config.multipliers
+    return Scoring(multipliers.attention, config.layers[layer].window, multipliers.attention_cap)
 
 
 def build_head(

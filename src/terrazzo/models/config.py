@@ -17,6 +17,7 @@ from terrazzo.models.architectures import (
     Modality,
 )
 from terrazzo.models.keys import Keys
+from terrazzo.models.latent_config import AnyHeads, Latent, read_heads
 from terrazzo.models.layer_config import LayerAttention, read_layers
 from terrazzo.models.layout import Layout
 from terrazzo.models.mlp_config import AnyMlp, read_mlps
@@ -37,10 +38,10 @@ ACTIVATIONS = {
 class ModelConfig:
     """Sizes and switches of one decoder.
 
-    layout: names on disk. rotary_dim: features of a head that turn. layers, mlps: per layer.
-    context_length: positions the model may be run at, `max_position_embeddings` or fewer, see
-    `Ropes.exact_length`. qkv_bias, output_bias, mlp_bias: whether q/k/v, o, gate/up/down have a
-    bias.
+    layout: names on disk. head_dim: of keys as they are cached. rotary_dim: features of a head that
+    turn. heads: how keys and values are made. layers, mlps: per layer. context_length: positions
+    the model may be run at, `max_position_embeddings` or fewer, see `Ropes.exact_length`. qkv_bias,
+    output_bias, mlp_bias: whether q/k/v, o, gate/up/down have a bias.
     """
 
     architecture: Architecture
@@ -55,6 +56,7 @@ class ModelConfig:
     rms_norm_eps: float
     activation: Activation
     multipliers: Multipliers
+    heads: AnyHeads
     layers: tuple[LayerAttention, ...]
     mlps: tuple[AnyMlp, ...]
     max_position_embeddings: int
@@ -86,8 +88,13 @@ class ModelConfig:
         num_heads = keys.integer("num_attention_heads")
         hidden_size = keys.integer("hidden_size")
         num_layers = keys.integer("num_hidden_layers")
-        head_dim = _head_dim(keys, architecture, num_heads)
-        ropes = read_ropes(keys, architecture, head_dim, max_positions)
+        heads = read_heads(keys, architecture)
+        if isinstance(heads, Latent):
+            head_dim, turning_dim, num_kv_heads = heads.head_dim, heads.turning_dim, num_heads
+        else:
+            head_dim = turning_dim = _head_dim(keys, architecture, num_heads)
+            num_kv_heads = _num_kv_heads(keys, num_heads)
+        ropes = read_ropes(keys, architecture, turning_dim, max_positions)
         return cls(
             architecture=architecture,
             layout=Layout.of(tensor_names, architecture.fused),
@@ -95,12 +102,13 @@ class ModelConfig:
             hidden_size=hidden_size,
             num_layers=num_layers,
             num_attention_heads=num_heads,
-            num_kv_heads=_num_kv_heads(keys, num_heads),
+            num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             rotary_dim=ropes.rotary_dim,
             rms_norm_eps=keys.number("rms_norm_eps"),
             activation=_activation(keys),
             multipliers=read_multipliers(keys, architecture, hidden_size, head_dim),
+            heads=heads,
             layers=read_layers(keys, architecture, num_layers, ropes),
             mlps=read_mlps(keys, architecture, num_layers),
             max_position_embeddings=max_positions,
@@ -118,8 +126,15 @@ class ModelConfig:
 
     @property
     def query_features(self) -> int:
-        """Outputs of q_proj and inputs of o_proj."""
+        """Outputs of q_proj."""
         return self.num_attention_heads * self.head_dim
+
+    @property
+    def attended_features(self) -> int:
+        """Inputs of o_proj."""
+        if isinstance(self.heads, Latent):
+            return self.num_attention_heads * self.heads.value_dim
+        return self.query_features
 
     @property
     def kv_features(self) -> int:

@@ -111,6 +111,35 @@ class LayerNames:
         return (self.under("self_attn.o_proj"),)
 
     @property
+    def query_latent(self) -> Name:
+        return self.under("self_attn.q_a_proj")
+
+    @property
+    def query_latent_norm(self) -> Name:
+        return self.under("self_attn.q_a_layernorm")
+
+    @property
+    def query_of_latent(self) -> Name:
+        return self.under("self_attn.q_b_proj")
+
+    @property
+    def query(self) -> Name:
+        return self.under("self_attn.q_proj")
+
+    @property
+    def kv_latent(self) -> Name:
+        """With the part of the key that turns."""
+        return self.under("self_attn.kv_a_proj_with_mqa")
+
+    @property
+    def kv_latent_norm(self) -> Name:
+        return self.under("self_attn.kv_a_layernorm")
+
+    @property
+    def kv_of_latent(self) -> Name:
+        return self.under("self_attn.kv_b_proj")
+
+    @property
     def gate_up(self) -> tuple[Name, ...]:
         return self._shards(GATE_UP)
 
@@ -129,6 +158,11 @@ class LayerNames:
     @property
     def shared_expert(self) -> Name:
         return self.under(f"{self.experts.root}.shared_expert")
+
+    @property
+    def shared_experts(self) -> Name:
+        """Several as one, of their widths together."""
+        return self.under(f"{self.experts.root}.shared_experts")
 
     def expert(self, index: int) -> Name:
         return self.under(f"{self.experts.root}.experts.{index}")

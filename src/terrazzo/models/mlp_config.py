@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from terrazzo.models.architectures import Architecture, NoExperts
+from terrazzo.errors import UnsupportedError
+from terrazzo.models.architectures import Architecture, AttentionKind, NoExperts
 from terrazzo.models.keys import Keys
 from terrazzo.nn.moe import SharedExpert, TopKWeights
 
@@ -19,8 +20,8 @@ class DenseMlp:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsMlp:
-    """num_experts: routed ones, of which each token sees `top_k`. widths: features between up and
-    down of each expert, the shared one last.
+    """num_experts: routed ones, of which each token sees `top_k`. scale: of their weights. widths:
+    features between up and down of each expert, the shared one last.
     """
 
     num_experts: int
@@ -28,6 +29,7 @@ class ExpertsMlp:
     weights: TopKWeights
     shared: SharedExpert
     widths: tuple[int, ...]
+    scale: float = 1.0
 
 
 AnyMlp: TypeAlias = DenseMlp | ExpertsMlp
@@ -43,17 +45,41 @@ def read_mlps(keys: Keys, architecture: Architecture, num_layers: int) -> tuple[
     others = []
     if shared is SharedExpert.GATED:
         others = [keys.integer("shared_expert_intermediate_size")]
+    if shared is SharedExpert.PLAIN:
+        others = [features * keys.integer("n_shared_experts")]
     # Folders that transformers saved use the first name also where the architecture has the second.
-    count = keys.integer_or("num_local_experts", keys.integer_or("num_experts", 1))
+    written = keys.integer_or(architecture.experts.count, 1)
+    count = keys.integer_or("num_local_experts", written)
+    _refuse_unknown_routing(keys, architecture)
     sums = keys.switch_or("norm_topk_prob", default=False)
     weights = TopKWeights.SUM_TO_ONE if sums else TopKWeights.PROBABILITIES
     top_k = keys.integer("num_experts_per_tok")
     if top_k > count:
         raise keys.illegal("num_experts_per_tok", f"legal is at most the {count} experts")
-    experts = ExpertsMlp(count, top_k, weights, shared, (*[features] * count, *others))
+    scale = keys.number_or("routed_scaling_factor", 1.0)
+    experts = ExpertsMlp(count, top_k, weights, shared, (*[features] * count, *others), scale)
     step = keys.integer_or("decoder_sparse_step", 1)
     plain = keys.wholes_or("mlp_only_layers", ())
+    (first,) = keys.wholes_or("first_k_dense_replace", (0,))
     return tuple(
-        dense if layer in plain or (layer + 1) % step != 0 else experts
+        dense if layer < first or layer in plain or (layer + 1) % step != 0 else experts
         for layer in range(num_layers)
     )
+
+
+def _refuse_unknown_routing(keys: Keys, architecture: Architecture) -> None:
+    """What DeepSeek's larger models do otherwise, and what implementations disagree on."""
+    if architecture.attention is not AttentionKind.LATENT:
+        return
+    known = {
+        "topk_method": (keys.text_or("topk_method", "greedy"), "greedy"),
+        "scoring_func": (keys.text_or("scoring_func", "softmax"), "softmax"),
+        "moe_layer_freq": (keys.integer_or("moe_layer_freq", 1), 1),
+        "norm_topk_prob": (keys.switch_or("norm_topk_prob", default=False), False),
+    }
+    for key, (seen, supported) in known.items():
+        if seen != supported:
+            raise UnsupportedError(
+                f"{keys.source}: {keys.prefix}{key} is {seen!r}; of {architecture.name} only "
+                f"{supported!r} is supported"
+            )

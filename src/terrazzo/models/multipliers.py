@@ -47,5 +47,14 @@ def read_multipliers(
 def _attention(keys: Keys, rule: ScaleRule, head_dim: int) -> float:
     if rule is ScaleRule.MULTIPLIER:
         return keys.number(rule.value)
-    divisor = head_dim if rule is ScaleRule.HEAD_DIM else keys.number(rule.value)
-    return 1.0 / math.sqrt(divisor)
+    divisor = keys.number(rule.value) if rule is ScaleRule.QUERY_SCALAR else head_dim
+    grown = _yarn_growth(keys) if rule is ScaleRule.HEAD_DIM_AND_YARN else 1.0
+    return grown**2 / math.sqrt(divisor)
+
+
+def _yarn_growth(keys: Keys) -> float:
+    """Of queries, and of keys: DeepSeek's YaRN stretches scores, not sines and cosines."""
+    scaling = keys.object("rope_parameters" if keys.has("rope_parameters") else "rope_scaling")
+    weight = scaling.number_or(ScaleRule.HEAD_DIM_AND_YARN.value, 0.0)
+    factor = scaling.number_or("factor", 1.0)
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from terrazzo.models.architectures import NO_NORM, HeadNormRule
 from terrazzo.models.config import ModelConfig
+from terrazzo.models.latent_config import DIRECT, AnyHeads, Latent
 from terrazzo.models.layout import LayerNames
 from terrazzo.models.mlp_config import AnyMlp, DenseMlp, ExpertsMlp
 from terrazzo.nn.moe import SharedExpert
@@ -41,10 +42,21 @@ def shared_inputs(config: ModelConfig, layer: int) -> tuple[tuple[Name, ...], ..
     """Linears of one layer, grouped by the input they share, in the order they run."""
     assert 0 <= layer < config.num_layers, f"no layer {layer} among {config.num_layers}"
     names, mlp = config.layout.layer(layer), config.mlps[layer]
+    attention = (*attention_groups(names, config.heads), names.output)
     if isinstance(mlp, DenseMlp):
-        return (names.qkv, names.output, names.gate_up, names.down)
+        return (*attention, names.gate_up, names.down)
     groups = expert_groups(names, mlp)
-    return (names.qkv, names.output, groups.router, *groups.gate_up, *groups.down)
+    return (*attention, groups.router, *groups.gate_up, *groups.down)
+
+
+def attention_groups(names: LayerNames, heads: AnyHeads) -> tuple[tuple[Name, ...], ...]:
+    """The linears before attention, grouped by the input they share."""
+    if not isinstance(heads, Latent):
+        return (names.qkv,)
+    if heads.query_rank == DIRECT:
+        return ((names.query, names.kv_latent), (names.kv_of_latent,))
+    first = (names.query_latent, names.kv_latent)
+    return (first, (names.query_of_latent,), (names.kv_of_latent,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +77,12 @@ def expert_groups(names: LayerNames, mlp: ExpertsMlp) -> ExpertGroups:
     down = [(f"{expert}.{shards.down}",) for expert in experts]
     if mlp.shared is SharedExpert.NONE:
         return ExpertGroups((names.router,), tuple(gate_up), tuple(down))
-    shared = names.shared_expert
+    gated = mlp.shared is SharedExpert.GATED
+    shared = names.shared_expert if gated else names.shared_experts
     gate_up.append((f"{shared}.gate_proj", f"{shared}.up_proj"))
     down.append((f"{shared}.down_proj",))
-    return ExpertGroups((names.router, names.shared_gate), tuple(gate_up), tuple(down))
+    router = (names.router, names.shared_gate) if gated else (names.router,)
+    return ExpertGroups(router, tuple(gate_up), tuple(down))
 
 
 def linear_names(config: ModelConfig) -> tuple[Name, ...]:
@@ -104,16 +118,37 @@ def head_parameter(config: ModelConfig) -> Parameter:
 def _layer(config: ModelConfig, layer: int) -> list[Parameter]:
     names, norms = config.layout.layer(layer), config.architecture.norms
     hidden = config.hidden_size
-    query, kv = config.query_features, config.kv_features
     return [
         *_norm(config, names, norms.before_attention),
-        *_linears(names.qkv, (query, kv, kv), hidden, config.qkv_bias),
-        *_head_norms(config, names),
-        *_linear(names.output[0], hidden, query, config.output_bias),
+        *_attention(config, names),
+        *_linear(names.output[0], hidden, config.attended_features, config.output_bias),
         *_norm(config, names, norms.after_attention),
         *_norm(config, names, norms.before_mlp),
         *_mlp(config, names, config.mlps[layer]),
         *_norm(config, names, norms.after_mlp),
+    ]
+
+
+def _attention(config: ModelConfig, names: LayerNames) -> list[Parameter]:
+    heads, hidden = config.heads, config.hidden_size
+    if not isinstance(heads, Latent):
+        query, kv = config.query_features, config.kv_features
+        linears = _linears(names.qkv, (query, kv, kv), hidden, config.qkv_bias)
+        return [*linears, *_head_norms(config, names)]
+    squeezed = heads.kv_rank + heads.turning_dim
+    expanded = config.num_attention_heads * (heads.plain_dim + heads.value_dim)
+    keys = [
+        *_linear(names.kv_latent, squeezed, hidden, False),
+        Parameter(names.kv_latent_norm, ParameterKind.NORM, (heads.kv_rank,)),
+        *_linear(names.kv_of_latent, expanded, heads.kv_rank, False),
+    ]
+    if heads.query_rank == DIRECT:
+        return [*_linear(names.query, config.query_features, hidden, False), *keys]
+    return [
+        *_linear(names.query_latent, heads.query_rank, hidden, False),
+        Parameter(names.query_latent_norm, ParameterKind.NORM, (heads.query_rank,)),
+        *_linear(names.query_of_latent, config.query_features, heads.query_rank, False),
+        *keys,
     ]
 
 

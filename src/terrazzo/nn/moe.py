@@ -33,13 +33,14 @@ class SharedExpert(enum.Enum):
 
     NONE = "none"
     GATED = "one, weighted by the sigmoid of its gate"
+    PLAIN = "one, counted as it is"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routing:
     """tokens_R: int64, the token of each row. weights_R: float32, what its output counts.
     offsets: E + 1 numbers; rows offsets[e] to offsets[e + 1] are those of expert e. shared_weights:
-    float32 [T, 1], what the output of each shared expert counts.
+    float32 [T, 1] or [1, 1], what the output of each shared expert counts.
     """
 
     tokens_R: Tensor
@@ -68,12 +69,13 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """Softmax over the routed experts, then the `top_k` best of each token."""
+    """Softmax over the routed experts, then the `top_k` best of each token. scale: of weights."""
 
     num_experts: int
     top_k: int
     weights: TopKWeights
     shared: SharedExpert
+    scale: float = 1.0
 
     def __call__(self, logits_TE: Tensor) -> Routing:
         """float32 [T, E], and one more column for the gate of a shared expert."""
@@ -86,13 +88,16 @@ class Router:
         counts = torch.bincount(experts_R, minlength=self.num_experts).tolist()
         return Routing(
             order_R // self.top_k,
-            weights_TR.flatten()[order_R],
+            weights_TR.flatten()[order_R].mul_(self.scale),
             tuple(accumulate(counts, initial=0)),
             self._shared_weights(logits_TE[:, self.num_experts :]),
         )
 
     def _shared_weights(self, gates: Tensor) -> tuple[Tensor, ...]:
-        return (gates.sigmoid(),) if self.shared is SharedExpert.GATED else ()
+        if self.shared is SharedExpert.NONE:
+            return ()
+        gated = self.shared is SharedExpert.GATED
+        return (gates.sigmoid() if gated else gates.new_ones(1, 1),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,18 @@ QWEN2 = {
     "architectures": ["Qwen2MoeForCausalLM"],
     "shared_expert_intermediate_size": 64,
 }
+DEEPSEEK = {
+    **QWEN3,
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "q_lora_rank": None,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 8,
+}
+DEEPSEEK_LARGE = {**DEEPSEEK, "q_lora_rank": 64}
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
 RULES = {
     r"-:.*\.0\.mlp\.experts\.2\..*": {},
@@ -73,7 +85,11 @@ def in_older_spelling(folder: Path) -> None:
     save_file(renamed, folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("sizes", [QWEN3, QWEN2, MIXTRAL], ids=["qwen3", "qwen2", "mixtral"])
+@pytest.mark.parametrize(
+    "sizes",
+    [QWEN3, QWEN2, MIXTRAL, DEEPSEEK, DEEPSEEK_LARGE],
+    ids=["qwen3", "qwen2", "mixtral", "deepseek", "deepseek-large"],
+)
 def test_logits_are_those_of_the_dequantized_weights(sizes: dict[str, Any], tmp_path: Path) -> None:
     dense, out = write_tiny_llama(tmp_path / "dense", **sizes), tmp_path / "out"
     if sizes is MIXTRAL:
