@@ -7,15 +7,15 @@
         writer.commit(Description(...))
 
 Everything goes into a hidden folder beside `out`; leaving the block without `commit` removes it, so
-under the final name there is a whole checkpoint or nothing. At most one shard is held in memory,
-as a copy: what the caller does to a tensor afterwards does not matter.
+under the final name there is a whole checkpoint or nothing. What a killed writer left is removed by
+the next one of the same name. At most one shard is held in memory, as a copy: what the caller does
+to a tensor afterwards does not matter.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from terrazzo.checkpoint.aside import Aside
 from terrazzo.checkpoint.description import Description
 from terrazzo.checkpoint.files import INDEX_SUFFIX, SINGLE_FILE
 from terrazzo.checkpoint.json_files import write_json
@@ -69,10 +70,8 @@ class CheckpointWriter:
         self._pending_bytes = 0
 
     def __enter__(self) -> CheckpointWriter:
-        self._out.parent.mkdir(parents=True, exist_ok=True)
-        aside = tempfile.mkdtemp(prefix=f".{self._out.name}.", dir=self._out.parent)
-        self._aside = Path(aside)
-        self._aside.chmod(0o755)
+        self._folder = Aside.beside(self._out)
+        self._aside = self._folder.folder
         return self
 
     def __exit__(
@@ -81,7 +80,7 @@ class CheckpointWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        shutil.rmtree(self._aside, ignore_errors=True)
+        self._folder.close()
 
     def add_tensor(self, name: str, tensor: Tensor) -> None:
         """Any dtype and shape; kept as it is."""
@@ -116,7 +115,7 @@ class CheckpointWriter:
             write_json(self._aside / file, content)
         for path in (*self._aside.iterdir(), self._aside):
             _flush(path)
-        self._aside.rename(self._out)
+        self._folder.publish(self._out)
         _flush(self._out.parent)
 
     def _close_shard(self) -> None:
