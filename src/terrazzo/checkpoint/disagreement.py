@@ -124,8 +124,9 @@ def overflow_conflicts(
             name,
             "zero points",
             "asymmetric in format gptq, by a tool that does not tell its name",
-            f"{overflow.lost} of them are 1, or were lost when AutoGPTQ subtracted one from zero",
-            "Reading them as 1. Ask which tool made the file; if AutoGPTQ, quantize again",
+            f"{overflow.lost} of them end a word of ones behind a zero: they are what they say, or "
+            "AutoGPTQ destroyed them when it subtracted one from zero",
+            "Reading them as they stand. Ask which tool made the file; if AutoGPTQ, quantize again",
         )
 
 

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from terrazzo.packing import (
     BYTE_BITS,
+    V1_WORD_INCREMENT,
     decode_legacy_3bit_zeros,
     decode_qweight,
     decode_zeros,
     is_planar,
-    join_words,
     unpack,
 )
 from terrazzo.spec import WORD_BITS, Format, StreamFormat, WordFormat, words_for
@@ -35,6 +35,7 @@ _CLEARER = 2.0
 """How many times nearer to its codes one reading must be than the other to be believed."""
 
 _SAMPLED_COLUMNS = 256
+_SAMPLED_WORDS = 4096
 _THREE_BIT_RUNS = (slice(0, 10), slice(11, 21), slice(22, 32))
 """Fields of 32 codes of 3 bits that are whole in one word."""
 
@@ -181,32 +182,53 @@ def _overflow(coded: Coded, label: WordFormat) -> Overflow:
     """Only v1 of GPTQ has a tool that loses zero points, and it wrote no words but int32."""
     if label is not Format.GPTQ or coded.qzeros.dtype != torch.int32:
         return NO_OVERFLOW
-    bits, count = coded.bits, coded.out_features // WORD_BITS * WORD_BITS
-    if count == 0 or bits not in (*BYTE_BITS, 3):
+    if coded.bits not in (*BYTE_BITS, 3):
         return NO_OVERFLOW
-    words = join_words(coded.qzeros.T, words_for(count, bits))[: words_for(count, bits)]
-    stored = unpack(words, count, bits).T
-    ones = _runs(stored, bits) == (1 << bits) - 1
-    if not ones.any():
+    bits, per_word = coded.bits, WORD_BITS // coded.bits
+    if bits == 3:
+        return _overflow_of_three(coded)
+    words = coded.qzeros[:, : coded.out_features // per_word].flatten()
+    hit = _has_ones(words, bits)
+    if not bool(hit.any()):
         return NO_OVERFLOW
-    behind = (ones.int().cumsum(dim=-1) - ones.int()) > 0
-    # Read as labelled, a field of ones with a borrow from below is 1; of 3 bits, without one, 0.
-    value = 0 if bits == 3 else 1
-    zeros = _runs(decode_zeros(words.T, count, bits, label), bits)
-    return Overflow(
-        lost=int((behind & ones).sum()),
-        spared=int((behind & ~ones).sum()),
-        usual=int(((zeros == value) & ~behind).sum()),
-        others=int((~behind).sum()),
-    )
+    lost, spared = _behind_ones(_fields(words[hit], bits), bits)
+    # Read as labelled, a field of ones with a borrow from below is 1.
+    others = _fields(words[~hit][:_SAMPLED_WORDS] + V1_WORD_INCREMENT[bits], bits)
+    return Overflow(lost, spared, usual=int((others == 1).sum()), others=others.numel())
 
 
-def _runs(fields: Tensor, bits: int) -> Tensor:
-    """[G, N] -> [G, words, fields that are whole in a word]."""
-    if bits in BYTE_BITS:
-        return fields.reshape(fields.shape[0], -1, WORD_BITS // bits)
-    blocks = fields.reshape(fields.shape[0], -1, WORD_BITS)
-    return torch.cat([blocks[:, :, run] for run in _THREE_BIT_RUNS], dim=1)
+def _overflow_of_three(coded: Coded) -> Overflow:
+    """Read as labelled, a field of ones is 0 here; the first of each word tells how usual that is.
+    Fields that cross words are left out.
+    """
+    count = coded.out_features // WORD_BITS * WORD_BITS
+    stored = unpack(coded.qzeros.T[: words_for(count, 3)], count, 3).T
+    blocks = stored.reshape(stored.shape[0], -1, WORD_BITS)
+    runs = torch.cat([blocks[:, :, run].flatten(0, 1) for run in _THREE_BIT_RUNS])
+    hit = (runs == 7).any(dim=1)
+    lost, spared = _behind_ones(runs[hit], 3)
+    return Overflow(lost, spared, usual=int(hit.sum()), others=runs.numel() - lost - spared)
+
+
+def _behind_ones(runs: Tensor, bits: int) -> tuple[int, int]:
+    """[words, fields] -> how many fields behind a field of ones are ones too, and how many not."""
+    ones = (runs == (1 << bits) - 1).int()
+    behind = (ones.cumsum(dim=1) - ones) > 0
+    return int((behind & (ones == 1)).sum()), int((behind & (ones == 0)).sum())
+
+
+def _has_ones(words: Tensor, bits: int) -> Tensor:
+    """bool, for each word of int32: whether all bits of some field are ones."""
+    meet = words
+    for shift in range(1, bits):
+        meet = meet & (words >> shift)
+    return (meet & V1_WORD_INCREMENT[bits]) != 0
+
+
+def _fields(words: Tensor, bits: int) -> Tensor:
+    """int32 [W] -> int32 [W, fields]."""
+    shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
+    return (words.unsqueeze(1) >> shifts) & ((1 << bits) - 1)
 
 
 def _sample(coded: Coded) -> tuple[Tensor, int]:
