@@ -18,6 +18,7 @@ from terrazzo.checkpoint.autoround import METHODS as AUTOROUND_METHODS
 from terrazzo.checkpoint.autoround import is_autoround, read_autoround
 from terrazzo.checkpoint.config_fields import Fields, Reading
 from terrazzo.checkpoint.json_files import read_json
+from terrazzo.checkpoint.small_files import is_present
 from terrazzo.errors import ConfigError, UnsupportedError
 from terrazzo.packing import PLANAR_ONLY_BITS
 from terrazzo.rules import LM_HEAD, Polarity, Rule, RuleSet
@@ -100,7 +101,7 @@ def embedded_config(model_config: Mapping[str, Any]) -> object:
 
 def _found(folder: Path, model_config: Mapping[str, Any]) -> list[Fields]:
     """Every quantization config of the folder, the one to believe first."""
-    separate = [folder / name for name in SEPARATE_FILES if (folder / name).is_file()]
+    separate = [folder / name for name in SEPARATE_FILES if is_present(folder / name)]
     found = [Fields(path, read_json(path)) for path in separate[:1]]
     embedded = embedded_config(model_config)
     if embedded is None:

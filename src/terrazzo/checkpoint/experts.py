@@ -19,6 +19,8 @@ from terrazzo.checkpoint.files import TensorFiles, TensorHeader
 
 STACKED_GATE_UP = ".experts.gate_up_proj"
 STACKED_DOWN = ".experts.down_proj"
+MOST_EXPERTS = 1 << 14
+"""Of one layer. More would cost more memory in names than in weights."""
 MIXTRAL_SHARDS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 MIXTRAL = re.compile(r"\.block_sparse_moe\.(?:(gate)|(experts\.\d+)\.(w[123]))(?=\.)")
 
@@ -73,7 +75,7 @@ class ExpertFiles(TensorFiles):
     def tensor(self, name: str) -> Tensor:
         file = self.header(name).file
         view = self._views[name]
-        return view.part.of(self._handles[file].get_tensor(view.stored))
+        return view.part.of(self._read(file, view.stored))
 
 
 def view_tensors(headers: Mapping[str, TensorHeader], naming: Naming) -> dict[str, View]:
@@ -98,7 +100,8 @@ def _is_stacked(name: str, headers: Mapping[str, TensorHeader]) -> bool:
     if len(gate_up) != 3 or len(down) != 3:
         return False
     experts, hidden, features = down
-    return gate_up == (experts, 2 * features, hidden)
+    is_sound = experts <= MOST_EXPERTS and hidden > 0 and features > 0
+    return is_sound and gate_up == (experts, 2 * features, hidden)
 
 
 def _experts(stored: str, header: TensorHeader) -> Iterator[tuple[str, View]]:

@@ -6,6 +6,9 @@ computes with it. Pickled weights are refused: unpickling runs code.
 
 from __future__ import annotations
 
+import os
+import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -16,11 +19,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from terrazzo.checkpoint.json_files import read_json
+from terrazzo.checkpoint.json_files import parse_json, read_json
+from terrazzo.checkpoint.small_files import check_regular, is_present
 from terrazzo.errors import CheckpointError, MissingFileError, TensorError, UnsupportedError
 
 INDEX_SUFFIX = ".safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+ANY_SIZE = sys.maxsize
+LENGTH_BYTES = 8
+"""A safetensors file starts with the length of its header."""
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth"})
 
 DTYPES = {
@@ -76,14 +83,23 @@ class TensorFiles:
 
     def tensor(self, name: str) -> Tensor:
         """A view of the mapped file, in the dtype of the file."""
-        tensor: Tensor = self._handles[self.header(name).file].get_tensor(name)
+        return self._read(self.header(name).file, name)
+
+    def _read(self, file: str, stored: str) -> Tensor:
+        try:
+            tensor: Tensor = self._handles[file].get_tensor(stored)
+        except (SafetensorError, OSError, RuntimeError, OverflowError, TypeError) as error:
+            raise TensorError(
+                f"{file}: tensor {stored!r} cannot be read ({error}). Fetch the file again"
+            ) from error
         return tensor
 
 
 def _listed_tensors(folder: Path) -> dict[str, frozenset[str]]:
     """Each weight file of the folder with the tensors that an index promises in it."""
-    indices = sorted(file.name for file in folder.glob(f"*{INDEX_SUFFIX}"))
-    files = sorted(file.name for file in folder.glob("*.safetensors"))
+    names = _names(folder)
+    indices = [name for name in names if name.endswith(INDEX_SUFFIX)]
+    files = [name for name in names if name.endswith(".safetensors")]
     if len(indices) > 1:
         raise CheckpointError(
             f"{folder}: {len(indices)} index files ({', '.join(indices)}); legal is one. "
@@ -101,23 +117,33 @@ def _listed_tensors(folder: Path) -> dict[str, frozenset[str]]:
         return {SINGLE_FILE: frozenset()}
     if len(files) == 1:
         return {files[0]: frozenset()}
-    raise _no_weights(folder, files)
+    raise _no_weights(folder, names, files)
 
 
-def _no_weights(folder: Path, files: list[str]) -> CheckpointError | UnsupportedError:
+def _names(folder: Path) -> list[str]:
+    """In order. Names that begin with a dot are no part of a model: systems leave such files."""
+    try:
+        return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be listed ({error}). Make it readable") from error
+
+
+def _no_weights(
+    folder: Path, names: list[str], files: list[str]
+) -> CheckpointError | UnsupportedError:
     if files:
         return MissingFileError(
             f"{folder}: {len(files)} safetensors files but no model{INDEX_SUFFIX} that says how "
             "they belong together. Fetch the index too"
         )
-    pickles = sorted(f.name for f in folder.iterdir() if f.suffix in PICKLE_SUFFIXES)
+    pickles = [name for name in names if Path(name).suffix in PICKLE_SUFFIXES]
     if pickles:
         return UnsupportedError(
             f"{folder}: holds only pickled weights ({pickles[0]}); reading those can run any code. "
             "Save the model again with transformers (save_pretrained writes safetensors), or fetch "
             "a safetensors version of it"
         )
-    if any(folder.glob("*.gguf")):
+    if any(name.endswith(".gguf") for name in names):
         return UnsupportedError(
             f"{folder}: holds a GGUF file, which is no safetensors checkpoint. "
             "Convert it with `terrazzo import-gguf`"
@@ -142,7 +168,7 @@ def _read_index(file: Path) -> dict[str, frozenset[str]]:
 
 
 def _checked_shard(index: Path, tensor: str, shard: object) -> str:
-    if isinstance(shard, str) and shard.endswith(".safetensors") and "/" not in shard:
+    if isinstance(shard, str) and shard.endswith(".safetensors") and shard.isprintable():
         name = Path(shard).name
         if name == shard and "\\" not in shard:
             return shard
@@ -153,17 +179,34 @@ def _checked_shard(index: Path, tensor: str, shard: object) -> str:
 
 
 def _open(file: Path) -> Any:
-    if not file.is_file():
+    if not is_present(file):
         raise MissingFileError(
             f"{file}: not there, but the index lists it. Fetch the missing shard"
         )
+    check_regular(file, ANY_SIZE)
     try:
-        return safe_open(file, framework="pt")
-    except (SafetensorError, OSError) as error:
+        handle = safe_open(file, framework="pt")
+        _check_header(file)
+    except (SafetensorError, OSError, MemoryError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{file}: {file.stat().st_size} bytes that are not a whole safetensors file ({error}). "
             "The download may have stopped early: fetch the file again"
         ) from error
+    return handle
+
+
+def _check_header(file: Path) -> None:
+    """What safetensors lets pass: it has read the header before, so that its length is sound.
+
+    Raises ValueError for names that occur twice, of which each reader takes another one, and for
+    names with control characters, which would reach the terminal; RecursionError.
+    """
+    with open(file, "rb") as opened:
+        (length,) = struct.unpack("<Q", opened.read(LENGTH_BYTES))
+        header = parse_json(opened.read(length).decode("utf-8"))
+    strange = next((name for name in header if not name.isprintable()), None)
+    if strange is not None:
+        raise ValueError(f"tensor name {strange!r} has characters that cannot be printed")
 
 
 def _headers(folder: Path, handles: Mapping[str, Any]) -> dict[str, TensorHeader]:

@@ -9,13 +9,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from terrazzo.checkpoint.small_files import is_present, read_text
 from terrazzo.engine.folder import Document, read_json
-from terrazzo.errors import MissingFileError, RequestError
+from terrazzo.errors import ConfigError, MissingFileError, RequestError
 
 if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Message = Mapping[str, Any]
+
+LARGEST_TEMPLATE = 1 << 20
+"""Characters. The longest templates in use have a twentieth of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +90,39 @@ def special_tokens(tokenizer_config: Document) -> dict[str, str]:
 
 def _templates(folder: Path, tokenizer_config: Document) -> dict[str, str]:
     file = folder / "chat_template.jinja"
-    if file.is_file():
-        return {"default": file.read_text(encoding="utf-8")}
-    document = read_json(folder / "chat_template.json") or tokenizer_config
+    if is_present(file):
+        return {"default": read_text(file, LARGEST_TEMPLATE)}
+    file = folder / "chat_template.json"
+    document = read_json(file)
+    if not document:
+        file, document = folder / "tokenizer_config.json", tokenizer_config
     value = document.get("chat_template") or []
-    if isinstance(value, str):
-        return {"default": value}
-    return {each["name"]: each["template"] for each in value}
+    named = {"default": value} if isinstance(value, str) else _named(value, file)
+    for source in named.values():
+        if len(source) > LARGEST_TEMPLATE:
+            raise ConfigError(
+                f"{file}: chat_template has {len(source)} characters; at most {LARGEST_TEMPLATE} "
+                "are read. Write a shorter one to chat_template.jinja"
+            )
+    return named
+
+
+def _named(value: object, file: Path) -> dict[str, str]:
+    """Templates as a list of objects with `name` and `template`."""
+    try:
+        named = {each["name"]: each["template"] for each in value}  # type: ignore[attr-defined]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise _malformed(file) from error
+    if not all(isinstance(each, str) for pair in named.items() for each in pair):
+        raise _malformed(file)
+    return named
+
+
+def _malformed(file: Path) -> ConfigError:
+    return ConfigError(
+        f"{file}: chat_template is malformed; legal is text, or a list of objects with the texts "
+        "`name` and `template`. Correct it, or write the template to chat_template.jinja"
+    )
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from terrazzo.checkpoint import json_files
+from terrazzo.checkpoint.small_files import is_present
 from terrazzo.errors import ConfigError
 
 Document: TypeAlias = Mapping[str, Any]
 
-_SAMPLING_KEYS = {
+LARGEST_TOKEN_ID = 2**31 - 1
+_LARGEST = 1e18
+_SAMPLING_KEYS: Mapping[str, type[int] | type[float]] = {
     "temperature": float,
     "top_p": float,
     "top_k": int,
@@ -26,7 +29,7 @@ def read_json(file: Path) -> Document:
 
     Raises ConfigError for anything that is not a JSON object.
     """
-    return json_files.read_json(file) if file.is_file() else {}
+    return json_files.read_json(file) if is_present(file) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def _token_ids(document: Document, file: Path) -> frozenset[int]:
     if value is None:
         return frozenset()
     ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(each, int) for each in ids):
+    if not all(type(each) is int and 0 <= each <= LARGEST_TOKEN_ID for each in ids):
         raise ConfigError(f"{file}: eos_token_id is {value!r}; it must be a token id or a list")
     return frozenset(ids)
 
@@ -67,9 +70,16 @@ def _sampling(document: Document, file: Path) -> dict[str, int | float]:
         value = document.get(key)
         if value is None:
             continue
-        if not isinstance(value, int | float):
-            raise ConfigError(f"{file}: {key} is {value!r}; it must be a number")
-        sampling[key] = kind(value)
+        sampling[key] = _number(value, kind, f"{file}: {key}")
     if document.get("do_sample") is False:
         sampling["temperature"] = 0.0
     return sampling
+
+
+def _number(value: object, kind: type[int] | type[float], place: str) -> int | float:
+    """JSON knows numbers that are not finite, and integers that are too large for a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _LARGEST:
+        raise ConfigError(f"{place} is {value!r}; it must be a number of at most {_LARGEST:g}")
+    if value != value:
+        raise ConfigError(f"{place} is not a number; it must be one")
+    return kind(value)
