@@ -41,6 +41,17 @@ EXPERTS: Mapping[str, Mapping[str, Any]] = {
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "intermediate_size": 64},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    "deepseek_v2": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "num_key_value_heads": 4,
+        "q_lora_rank": None,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+    },
 }
 """What tiny models with experts have beside the sizes of all."""
 
@@ -99,6 +110,7 @@ CASES = [
     ),
     Case(QuantSpec(4, 32), EXPERTS, architecture="mixtral"),
     Case(QuantSpec(4, 32), EXPERTS, architecture="qwen3_moe"),
+    Case(QuantSpec(4, 32), EXPERTS, architecture="deepseek_v2"),
     Case(QuantSpec(4, 64), {"+:^lm_head$": {"bits": 4, "sym": False}}, lm_head=True),
 ]
 
