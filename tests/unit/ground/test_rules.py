@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from terrazzo.errors import RuleError
 from terrazzo.idle_rules import idle_rules
@@ -171,3 +173,24 @@ def test_layer_relative_names() -> None:
     assert layer_relative("model.language_model.layers.2.self_attn.q_proj") == "self_attn.q_proj"
     assert layer_relative("lm_head") == "lm_head"
     assert layer_relative("model.layers.norm") == "model.layers.norm"
+
+
+SPELLED = [
+    r"^model\.layers\.1\.mlp\.up_proj$",
+    r"model\.layers\.1\.mlp\.up_proj$",
+    r"^mlp\.up_proj$",
+]
+LOOSE = [".*up_proj", r"model\.layers\.1", "lm_head", "mlp", r"^model\.layers\.1\.mlp\.up_proj$|x"]
+ASKED = ["model.layers.1.mlp.up_proj", "model.layers.11.mlp.up_proj", "mlp.up_proj", "lm_head", "x"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["", "+:", "-:"]), st.sampled_from(SPELLED + LOOSE)), unique=True
+    )
+)
+def test_finding_spelled_out_names_first_changes_no_answer(keys: list[tuple[str, str]]) -> None:
+    rules = RuleSet.parse({"".join(key): {} for key in keys}, BASE_SPEC, lm_head=True)
+    for name in ASKED:
+        first = next((rule for rule in rules.rules if rule.matches(name)), BASE)
+        assert rules.resolve_name(name).decided_by == first
