@@ -23,6 +23,7 @@ MOST_EXPERTS = 1 << 14
 """Of one layer. More would cost more memory in names than in weights."""
 MIXTRAL_SHARDS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 MIXTRAL = re.compile(r"\.block_sparse_moe\.(?:(gate)|(experts\.\d+)\.(w[123]))(?=\.)")
+MIXTRAL_TODAY = re.compile(r"\.mlp\.(?:(gate)|(experts\.\d+)\.(\w+_proj))(?=\.|$)")
 
 
 class Naming(enum.Enum):
@@ -90,6 +91,11 @@ def view_tensors(headers: Mapping[str, TensorHeader], naming: Naming) -> dict[st
     return views
 
 
+def in_older_spelling(name: str) -> str:
+    """A tensor or module of Mixtral as its first files name it; others are unchanged."""
+    return MIXTRAL_TODAY.sub(_before, name)
+
+
 def _is_stacked(name: str, headers: Mapping[str, TensorHeader]) -> bool:
     """Both tensors of a layer are there, and store [expert, out, in]; others are left alone."""
     layer = name.removesuffix(STACKED_GATE_UP).removesuffix(STACKED_DOWN)
@@ -115,6 +121,12 @@ def _experts(stored: str, header: TensorHeader) -> Iterator[tuple[str, View]]:
             rows = slice(index * height, (index + 1) * height)
             name = f"{stem}.{expert}.{shard}.weight"
             yield name, View(stored, ExpertSlice(expert, rows), part)
+
+
+def _before(match: re.Match[str]) -> str:
+    router, expert, shard = match.groups()
+    older = {today: before for before, today in MIXTRAL_SHARDS.items()}
+    return f".block_sparse_moe.{router}" if router else f".block_sparse_moe.{expert}.{older[shard]}"
 
 
 def _today(match: re.Match[str]) -> str:

@@ -6,7 +6,7 @@ is good is anything written, and each module is compared with its original on th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.checkpoint.companions import companion_files
 from terrazzo.checkpoint.config import EMBEDDED_KEY
 from terrazzo.checkpoint.description import Description
+from terrazzo.checkpoint.experts import Naming, in_older_spelling
 from terrazzo.checkpoint.names import GROUP_INDEX, PACKED_SUFFIXES, WEIGHT
 from terrazzo.checkpoint.writer import CheckpointWriter
 from terrazzo.checkpoint.zero_points import ZeroReading
@@ -25,7 +26,7 @@ from terrazzo.dialects.emit import rules_for
 from terrazzo.dialects.engines import Engine
 from terrazzo.dialects.exact import recode, side_by_side, symmetric_bits
 from terrazzo.dialects.folds import Folds
-from terrazzo.dialects.layouts import Layout
+from terrazzo.dialects.layouts import MIXTRAL, Layout, has_older_names
 from terrazzo.dialects.prediction import Outcome, Prediction, Refusal
 from terrazzo.dialects.reach import REACH, Order, Scope, Zeros
 from terrazzo.dialects.subject import WORD_TYPE, Linear, Place, Subject
@@ -61,13 +62,17 @@ def convert(folder: Path, out: Path, engine: Engine) -> Conversion:
     features between them and down_proj change places, which changes no result. Raises
     UnsupportedError with every module that cannot be written so, and why; then nothing is written.
     """
-    checkpoint = Checkpoint(folder)
+    stored = Subject.of(Checkpoint(folder))
+    is_mixtral = stored.architecture == MIXTRAL
+    checkpoint = Checkpoint(folder, Naming.TODAY if is_mixtral else Naming.STORED)
     subject = Subject.of(checkpoint)
     layout = Layout.of(subject.linears, engine.name, subject.architecture)
-    source = _Source(checkpoint, layout, layout.cut(subject.linears))
+    older = has_older_names(engine.name, subject.architecture)
+    rename = in_older_spelling if older else str
+    source = _Source(checkpoint, layout, layout.cut(subject.linears), rename)
     folds = _folds(source, engine)
     linears = tuple(_planned(source, engine, folds))
-    written = layout.joined(linears)
+    written = tuple(replace(x, name=rename(x.name)) for x in layout.joined(linears))
     rules = rules_for(written)
     description = _description(checkpoint, rules, written, engine)
     form = _format(written)
@@ -80,7 +85,7 @@ def convert(folder: Path, out: Path, engine: Engine) -> Conversion:
         writer.commit(description)
     config = description.documents(form)["config.json"]
     return Conversion(
-        engine.predict(subject),
+        engine.predict(stored),
         after,
         (*_config_changes(subject, config), *layout.changes(), *_changes(source, linears, folds)),
         source_bytes=_num_bytes(checkpoint),
@@ -90,11 +95,14 @@ def convert(folder: Path, out: Path, engine: Engine) -> Conversion:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A checkpoint by the parts of its linears. linears: those parts."""
+    """A checkpoint by the parts of its linears. linears: those parts. rename: from the names here
+    to those that will be written.
+    """
 
     checkpoint: Checkpoint
     layout: Layout
     linears: tuple[Linear, ...]
+    rename: Callable[[str], str]
 
     def quant_tensor(self, name: Name) -> QuantTensor:
         return self.layout.quant_tensor(self.checkpoint, name)
@@ -205,7 +213,7 @@ def _write_quantized(
             original = folds.weight(source.quant_tensor(part), part)
             weights.append(recode(original, specs[part]))
             assert torch.equal(dequantize(weights[-1]), dequantize(original)), f"{part} changed"
-        writer.add_quantized(name, side_by_side(weights))
+        writer.add_quantized(source.rename(name), side_by_side(weights))
 
 
 def _write_others(
@@ -223,7 +231,7 @@ def _write_others(
             module, _, suffix = name.rpartition(".")
             rows = folds.rows(value, name)
             if module not in owners:
-                writer.add_tensor(name, rows)
+                writer.add_tensor(source.rename(name), rows)
                 continue
             joined = f"{owners[module]}.{suffix}"
             parts = waiting.setdefault(joined, {})

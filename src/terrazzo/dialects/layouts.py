@@ -33,6 +33,15 @@ ONE_IN_VLLM = frozenset({"Phi3ForCausalLM", "Plamo3ForCausalLM"})
 NO_FUSION = ""
 
 
+MIXTRAL = "MixtralForCausalLM"
+"""Its experts had other names when its class was written into vLLM and SGLang."""
+
+
+def has_older_names(engine: str, architecture: str) -> bool:
+    """Whether an engine looks for `block_sparse_moe.experts.N.w1` and so on."""
+    return architecture == MIXTRAL and engine != "gptqmodel"
+
+
 class Form(enum.Enum):
     ONE = "one module"
     PARTS = "a module for each part"

@@ -184,3 +184,32 @@ def test_dense_experts_in_two_tensors_are_written_one_by_one(engine: str, tmp_pa
         for part, weight in zip(PROJECTIONS, weights[expert], strict=True):
             assert new.plan[EXPERT(expert, part)].spec == DENSE
             assert torch.equal(stored[f"{EXPERT(expert, part)}.weight"], weight)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_mixtral_goes_by_its_older_names_and_back(engine: str, tmp_path: Path) -> None:
+    dynamic = {r".*experts\.1\.down_proj": {"bits": 8}}
+    folder = fabricate(tmp_path / "in", dynamic, BASE, shapes(1, experts=2))
+    as_architecture(folder, "MixtralForCausalLM")
+    convert(folder, tmp_path / "out", engine_named(engine))
+    convert(tmp_path / "out", tmp_path / "back", engine_named("gptqmodel"))
+    old, new, back = (Checkpoint(tmp_path / each) for each in ("in", "out", "back"))
+    assert old.plan.keys() == back.plan.keys()
+    assert new.conflicts == back.conflicts == ()
+    assert "model.layers.0.block_sparse_moe.gate" in new.plan
+    older = {"gate": "w1", "up": "w3", "down": "w2"}
+    for expert in (0, 1):
+        for part, name in older.items():
+            renamed = f"model.layers.0.block_sparse_moe.experts.{expert}.{name}"
+            weight = old.dequantize(EXPERT(expert, part))
+            assert torch.equal(new.dequantize(renamed), weight)
+            assert torch.equal(back.dequantize(EXPERT(expert, part)), weight)
+    assert outcome(engine, Subject.of(new)) is Outcome.LOADS
+
+
+def test_sglang_skips_experts_of_mixtral_by_their_newer_names(tmp_path: Path) -> None:
+    folder = fabricate(tmp_path / "in", {}, BASE, shapes(1, experts=2))
+    as_architecture(folder, "MixtralForCausalLM")
+    found = reasons("sglang", Subject.of(Checkpoint(folder)))
+    assert found.keys() == {EXPERT(e, part) for e in (0, 1) for part in PROJECTIONS}
+    assert "block_sparse_moe" in found[EXPERT(0, "up")]
