@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from helpers.tiny_llama import write_tiny_llama
+from helpers.towers import write_picture_model
 from terrazzo import LLM, cli
+from terrazzo.spellings import Spelling
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,14 @@ def test_the_text_alone_goes_to_stdout(
     assert out == f"{wanted.text}\n"
     assert "LlamaForCausalLM with 0 quantized and 15 dense linear modules" in err
     assert "memory: weights" in err
+
+
+def test_a_picture_model_says_that_its_encoder_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_picture_model(tmp_path / "model", Spelling.INSIDE)
+    assert cli.run(["generate", f"{folder}", "the quick", *GREEDY]) == 0
+    assert "note: vision_tower.*: ignored, 1 tensors of an encoder" in capsys.readouterr().err
 
 
 def test_json_tells_all(folder: Path, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

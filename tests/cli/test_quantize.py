@@ -105,7 +105,9 @@ def test_rules_for_any_name_of_a_text_tower(
     write_text(tmp_path / "text.txt")
     given = ("--rules", json.dumps(rules), "--lm-head", "quantize", "--group-size", "32")
     assert cli.run(arguments(model, *given)) == 0
-    assert ("(as " in capsys.readouterr().out) == (written is not stored)
+    out = capsys.readouterr().out
+    assert ("(as " in out) == (written is not stored)
+    assert "note: vision_tower.*: written as it is, 1 tensors of an encoder" in out
     checkpoint = Checkpoint(tmp_path / "out")
     assert checkpoint.conflicts == ()
     specs = {name: each.bits for name, each in checkpoint.plan.quantized.items()}

@@ -67,10 +67,13 @@ DEFAULT_SAMPLING: Final = Sampling()
 
 
 def open_model(folder: Path, config: EngineConfig, say: Callable[[str], None]) -> LLM:
-    """Load a model and say what it is; disagreements in the folder come first."""
+    """Load a model and say what it is; disagreements in the folder and what is left out of it, such
+    as the encoders of a picture model, come first.
+    """
     from terrazzo.checkpoint.checkpoint import Checkpoint
     from terrazzo.cli.threads import use_threads
     from terrazzo.engine.llm import LLM
+    from terrazzo.models.loader import open_source
 
     use_threads()
     start = time.perf_counter()
@@ -81,6 +84,9 @@ def open_model(folder: Path, config: EngineConfig, say: Callable[[str], None]) -
     if len(conflicts) > CONFLICTS_SHOWN:
         hidden = len(conflicts) - CONFLICTS_SHOWN
         say(f"warning: {hidden} more disagreements; run `terrazzo inspect {folder}` to see them")
+    report = open_source(checkpoint).report
+    for note in (*report.remarks, *report.ignored):
+        say(f"note: {note}")
     llm = LLM(folder, config, announce=lambda plan: say(f"memory: {plan}"))
     plan = checkpoint.plan
     say(

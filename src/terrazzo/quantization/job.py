@@ -98,6 +98,7 @@ def open_job(model: str | Path, rules: RuleSet, checkpoint_format: Format = Form
     reachable = [name for name in names if is_quantizable(name)]
     remarks += [str(idle) for idle in idle_rules(rules, reachable)]
     remarks += [*spelling_remarks(rules), *_option_remarks(rules)]
+    remarks += [f"{x.name}: written as it is, {x.reason}" for x in source.report.ignored]
     checkpoint_format = _writable_format(rules, checkpoint_format, remarks)
     job = Job(source, rules, plan, shapes, checkpoint_format, ())
     _refuse_odd_planes(job)
