@@ -12,8 +12,8 @@ from terrazzo.checkpoint.small_files import read_text
 from terrazzo.errors import ConfigError
 
 MOST_VALUES = 4_000_000
-"""Commas, brackets and braces of a text: they bound what it becomes in memory. A quarter of a million
-tensors in one header have half as many.
+"""Commas, brackets and braces of a text: they bound what it becomes in memory. A quarter of a
+million tensors in one header have half as many.
 """
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 

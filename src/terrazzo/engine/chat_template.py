@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 
+_FAULTS = (
+    *(ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError),
+    *(SyntaxError, TypeError, ValueError),
+)
+"""What else a template can raise: its expressions are those of Python, and it may call itself."""
 LARGEST_TEMPLATE = 1 << 20
 """Characters. The longest templates in use have a twentieth of it."""
 
@@ -55,7 +60,7 @@ class ChatTemplate:
         source = self.tool_source if tools else self.source
         try:
             return _environment().from_string(source).render(given)
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        except (TemplateError, *_FAULTS) as error:
             raise RequestError(
                 f"the model's chat template cannot render these messages: {error}; check their "
                 "roles, their order and their content"

@@ -13,7 +13,6 @@ from terrazzo.errors import ConfigError
 
 Document: TypeAlias = Mapping[str, Any]
 
-LARGEST_TOKEN_ID = 2**31 - 1
 _LARGEST = 1e18
 _SAMPLING_KEYS: Mapping[str, type[int] | type[float]] = {
     "temperature": float,
@@ -54,13 +53,14 @@ class GenerationDefaults:
 
 
 def _token_ids(document: Document, file: Path) -> frozenset[int]:
+    """Some makers write -1 for none."""
     value = document.get("eos_token_id")
     if value is None:
         return frozenset()
     ids = value if isinstance(value, list) else [value]
-    if not all(type(each) is int and 0 <= each <= LARGEST_TOKEN_ID for each in ids):
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
         raise ConfigError(f"{file}: eos_token_id is {value!r}; it must be a token id or a list")
-    return frozenset(ids)
+    return frozenset(each for each in ids if each >= 0)
 
 
 def _sampling(document: Document, file: Path) -> dict[str, int | float]:
