@@ -1,6 +1,6 @@
 """Opens folders that may be hostile, each in a process of its own with little memory and time.
 
-    python -m helpers.doors < folders        # one path per line; answers with one JSON line each
+    python -m helpers.doors < folders        # lines of doors, a tab, a path; answers in JSON lines
 
 Torch is imported once; a fork of that process opens each folder through every door. What the
 fork can raise, print, take and wait for is bounded and told.
@@ -40,14 +40,16 @@ class Visit:
     ended: str
 
 
-def visit(folders: Sequence[Path]) -> list[Visit]:
-    """Every folder in turn, from a process that inherits nothing of the caller's."""
+def visit(folders: Sequence[Path], doors: Sequence[str]) -> list[Visit]:
+    """Every folder through its doors ("weights inspect", "text" ...), from a process that inherits
+    nothing of the caller's.
+    """
     tests = Path(__file__).parent.parent
     source = Path(__file__).parent.parent.parent / "src"
     environment = {**os.environ, "PYTHONPATH": f"{source}:{tests}", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "helpers.doors"],
-        input="\n".join(map(str, folders)),
+        input="\n".join(f"{door}\t{at}" for door, at in zip(doors, folders, strict=True)),
         env=environment,
         capture_output=True,
         text=True,
@@ -98,25 +100,25 @@ def _inspect(folder: Path) -> tuple[int, str]:
     return status, err.getvalue()
 
 
-def _open(folder: Path, result: int) -> None:
-    """In the fork: every door, and what came of it to the pipe."""
+def _open(chosen: str, folder: Path, result: int) -> None:
+    """In the fork: every chosen door, and what came of it to the pipe."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MORE_MEMORY, used + MORE_MEMORY))
     doors = {"weights": _weights, "text": _text}
-    outcomes = {name: _through(door, folder) for name, door in doors.items()}
+    outcomes = {name: _through(door, folder) for name, door in doors.items() if name in chosen}
     try:
-        status, message = _inspect(folder)
+        status, message = _inspect(folder) if "inspect" in chosen else (0, "")
     except BaseException as error:  # noqa: BLE001
         status, message = -1, f"Traceback: {type(error).__name__}: {error}"[:500]
     os.write(result, json.dumps((outcomes, status, message)).encode()[:60_000])
 
 
-def _visit(folder: Path) -> Visit:
+def _visit(chosen: str, folder: Path) -> Visit:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
-            _open(folder, write)
+            _open(chosen, folder, write)
         os._exit(0)
     os.close(write)
     deadline = time.monotonic() + PATIENCE_S
@@ -144,7 +146,8 @@ def main() -> None:
         terrazzo.cli.run(["inspect", "/nowhere"])
     gc.freeze()
     for line in sys.stdin.read().splitlines():
-        print(json.dumps(asdict(_visit(Path(line)))), flush=True)
+        chosen, _, path = line.partition("\t")
+        print(json.dumps(asdict(_visit(chosen, Path(path)))), flush=True)
 
 
 if __name__ == "__main__":
