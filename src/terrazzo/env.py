@@ -11,14 +11,23 @@ from terrazzo.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """TERRAZZO_THREADS: CPU threads for compute; 0 lets torch decide (its default)."""
+    """threads: TERRAZZO_THREADS, CPU threads for compute; 0 leaves it to the kernels.
+
+    openmp_threads: OMP_NUM_THREADS, of its outermost level; 0 where it is not set.
+    """
 
     threads: int = 0
+    openmp_threads: int = 0
 
 
 def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     """Raises ConfigError naming the variable, the value seen and what is legal."""
-    return Environment(threads=_natural("TERRAZZO_THREADS", variables.get("TERRAZZO_THREADS", "0")))
+    openmp = variables.get("OMP_NUM_THREADS", "0")
+    return Environment(
+        threads=_natural("TERRAZZO_THREADS", variables.get("TERRAZZO_THREADS", "0")),
+        # OpenMP takes a list, one number for each level of nesting.
+        openmp_threads=_natural("OMP_NUM_THREADS", openmp.split(",")[0]),
+    )
 
 
 def _natural(variable: str, text: str) -> int:

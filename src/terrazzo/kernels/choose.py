@@ -5,20 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from terrazzo.errors import NoKernelError
 from terrazzo.kernels.base import GemmProblem, Kernel
 from terrazzo.kernels.dense import DenseKernel, DequantizedKernel
+from terrazzo.kernels.native import NativeDenseKernel, NativeKernel
 from terrazzo.kernels.panels import PanelsKernel
 from terrazzo.kernels.policy import KernelPolicy as KernelPolicy
 from terrazzo.kernels.reference import ReferenceKernel
 
+_INT8, _FLOAT32 = NativeKernel(torch.int8), NativeKernel(torch.float32)
+_DENSE_INT8, _DENSE_FLOAT32 = NativeDenseKernel(torch.int8), NativeDenseKernel(torch.float32)
+_TORCH_DENSE, _DEQUANTIZED, _PANELS, _REFERENCE = (
+    DenseKernel(),
+    DequantizedKernel(),
+    PanelsKernel(),
+    ReferenceKernel(),
+)
+
 KERNELS: Mapping[KernelPolicy, tuple[Kernel, ...]] = {
-    KernelPolicy.SPEED: (DenseKernel(), DequantizedKernel(), PanelsKernel(), ReferenceKernel()),
-    KernelPolicy.MEMORY: (DenseKernel(), PanelsKernel(), ReferenceKernel(), DequantizedKernel()),
+    KernelPolicy.INT8: (
+        *(_INT8, _DENSE_INT8),
+        *(_TORCH_DENSE, _DEQUANTIZED, _PANELS, _REFERENCE),
+    ),
+    KernelPolicy.SPEED: (
+        *(_FLOAT32, _DENSE_FLOAT32),
+        *(_TORCH_DENSE, _DEQUANTIZED, _PANELS, _REFERENCE),
+    ),
+    KernelPolicy.MEMORY: (
+        *(_FLOAT32, _DENSE_FLOAT32),
+        *(_TORCH_DENSE, _PANELS, _REFERENCE, _DEQUANTIZED),
+    ),
 }
-"""Best first: the first kernel that does not reject a problem runs it. All of them are plain torch,
-so that one order serves every device.
-"""
+"""Best first: the first kernel that does not reject a problem runs it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,11 @@ is looked up, and a place without an input of its own repeats input 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from terrazzo.kernels.base import GemmProblem, Prepared, Weight
+from terrazzo.kernels.blocks import Blocks
 from terrazzo.kernels.product import multiply
 from terrazzo.packing import QuantTensor, unpack
 from terrazzo.spec import QuantSpec
@@ -51,7 +50,7 @@ class PanelsKernel:
 
     def prepare(self, weight: Weight) -> Prepared:
         assert isinstance(weight, QuantTensor)
-        blocks = _Blocks.of(weight)
+        blocks = Blocks.of(weight, _block_size(weight.spec, weight.in_features))
         codes_KN = unpack(weight.qweight, weight.in_features, weight.spec.bits)
         zeros_BN = weight.zeros[blocks.group_B]
         codes_SN = zeros_BN.repeat_interleave(blocks.size, dim=0)
@@ -61,7 +60,7 @@ class PanelsKernel:
             codes_SN.T.contiguous().view(*rows, blocks.size),
             weight.scales[blocks.group_B].T.to(torch.float32).contiguous().view(*rows, 1),
             zeros_BN.T.to(torch.float32).contiguous().view(*rows, 1),
-            blocks.lookup(weight.spec),
+            blocks.lookup(absent=0) if weight.spec.desc_act else blocks.input_K.new_empty(0),
         )
         return Prepared(GemmProblem.of(weight), tensors)
 
@@ -75,39 +74,6 @@ class PanelsKernel:
             panel = scratch[: codes_NBC[rows].shape[0]].copy_(codes_NBC[rows])
             panel.sub_(zeros_NB1[rows]).mul_(scales_NB1[rows])
             multiply(x_MS, panel.flatten(1)[:, : x_MS.shape[1]], out_MN[:, rows])
-
-
-@dataclass(frozen=True, slots=True)
-class _Blocks:
-    """Where each code goes: S places in B blocks of `size`.
-
-    group_B: int64, group of each block. input_K: int64, the inputs in the order of their groups.
-    place_K: int64, the place of each of those.
-    """
-
-    size: int
-    group_B: Tensor
-    input_K: Tensor
-    place_K: Tensor
-
-    @classmethod
-    def of(cls, weight: QuantTensor) -> _Blocks:
-        size = _block_size(weight.spec, weight.in_features)
-        group_K, input_K = weight.g_idx.to(torch.int64).sort(stable=True)
-        count_G = group_K.bincount(minlength=weight.num_groups)
-        blocks_G = -(-count_G // size)
-        rank_K = torch.arange(weight.in_features) - (count_G.cumsum(0) - count_G)[group_K]
-        place_K = (blocks_G.cumsum(0) - blocks_G)[group_K] * size + rank_K
-        group_B = torch.arange(weight.num_groups).repeat_interleave(blocks_G)
-        return cls(size, group_B, input_K, place_K)
-
-    def lookup(self, spec: QuantSpec) -> Tensor:
-        """int64 [S], the input of each place; empty where the first K places are the inputs."""
-        if not spec.desc_act:
-            return self.input_K.new_empty(0)
-        lookup_S = self.input_K.new_zeros(self.group_B.shape[0] * self.size)
-        lookup_S[self.place_K] = self.input_K
-        return lookup_S
 
 
 def _block_size(spec: QuantSpec, in_features: int) -> int:

@@ -6,7 +6,11 @@ import enum
 
 
 class KernelPolicy(enum.Enum):
-    """SPEED may dequantize a weight once and keep it; MEMORY keeps it small."""
+    """INT8 rounds activations, and weights that are not quantized, to 8 bits. SPEED and MEMORY
+    compute in float32; where native kernels are missing, SPEED dequantizes a weight once and keeps
+    it, MEMORY keeps it small.
+    """
 
+    INT8 = "int8"
     SPEED = "speed"
     MEMORY = "memory"

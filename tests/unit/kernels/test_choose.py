@@ -10,6 +10,7 @@ from torch import Tensor
 from terrazzo.errors import NoKernelError
 from terrazzo.kernels.base import GemmProblem, Kernel, Prepared, Weight
 from terrazzo.kernels.choose import KERNELS, KernelPolicy, choose, choose_among
+from terrazzo.kernels.machine import why_not_native
 from terrazzo.spec import DENSE, QuantSpec
 
 PROBLEM = GemmProblem(QuantSpec(4, 32, sym=False), 576, 1536)
@@ -56,19 +57,42 @@ def test_no_kernel_lists_every_reason() -> None:
     ]
 
 
+@pytest.mark.skipif(bool(why_not_native()), reason="no native kernels here")
 @pytest.mark.parametrize(
     ("policy", "spec", "expected"),
     [
+        (KernelPolicy.INT8, QuantSpec(3), "native_int8"),
+        (KernelPolicy.SPEED, QuantSpec(3), "native_float32"),
+        (KernelPolicy.MEMORY, QuantSpec(3), "native_float32"),
+        (KernelPolicy.INT8, DENSE, "native_dense_int8"),
+        (KernelPolicy.SPEED, DENSE, "native_dense"),
+        (KernelPolicy.MEMORY, DENSE, "native_dense"),
+    ],
+)
+def test_native_kernels_come_first(policy: KernelPolicy, spec: QuantSpec, expected: str) -> None:
+    assert choose(GemmProblem(spec, 64, 64), policy).kernel.name == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "spec", "expected"),
+    [
+        (KernelPolicy.INT8, QuantSpec(3), "torch_dequantized"),
         (KernelPolicy.SPEED, QuantSpec(3), "torch_dequantized"),
         (KernelPolicy.MEMORY, QuantSpec(3), "torch_panels"),
         (KernelPolicy.SPEED, DENSE, "torch_dense"),
         (KernelPolicy.MEMORY, DENSE, "torch_dense"),
     ],
 )
-def test_policies(policy: KernelPolicy, spec: QuantSpec, expected: str) -> None:
-    assert choose(GemmProblem(spec, 64, 64), policy).kernel.name == expected
+def test_without_a_compiler_torch_takes_over(
+    policy: KernelPolicy, spec: QuantSpec, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("terrazzo.kernels.native.why_not_native", lambda: "not built")
+    choice = choose(GemmProblem(spec, 64, 64), policy)
+    assert choice.kernel.name == expected
+    assert "not built" in {verdict.reason for verdict in choice.verdicts}
 
 
-def test_every_policy_knows_every_kernel() -> None:
-    speed, memory = ({kernel.name for kernel in KERNELS[policy]} for policy in KernelPolicy)
-    assert speed == memory
+def test_every_policy_runs_everything_in_torch_too() -> None:
+    for kernels in KERNELS.values():
+        names = {kernel.name for kernel in kernels}
+        assert names >= {"torch_dense", "torch_dequantized", "torch_panels", "torch_reference"}
