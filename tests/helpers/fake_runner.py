@@ -41,11 +41,11 @@ class FakeRunner:
     def run(self, plan: StepPlan) -> Tensor:
         self.plans.append(plan)
         batch = build_batch(plan, self._page_size)
-        self._slots[batch.slot_mapping] = batch.token_ids
+        self._slots[batch.slot_mapping] = torch.tensor(batch.token_ids)
         pages = self._slots.view(-1, self._page_size)
         rows: list[Tensor] = []
         for chunk, span in zip(plan.chunks, batch.spans, strict=True):
-            stored = pages[span.block_table].flatten()[: span.kv_len].tolist()
+            stored = pages[list(span.pages)].flatten()[: span.kv_len].tolist()
             assert UNWRITTEN not in stored
             assert chunk.num_logits <= len(chunk.token_ids), (
                 "logits of tokens that are not computed"

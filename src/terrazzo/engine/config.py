@@ -31,7 +31,8 @@ class EngineConfig:
         memory_fraction of the memory left beside the weights.
     memory_fraction: above 0, at most 1.
     prefix_caching: reuse the pages of equal prompt beginnings.
-    kernel_policy: which kernels to prefer; AUTO: the fast ones if their weights leave room.
+    kernel_policy: which kernels to prefer; AUTO: INT8 with native kernels, or else
+        SPEED if its weights leave room.
     """
 
     max_num_seqs: int = 32

@@ -24,6 +24,7 @@ from terrazzo.engine.sampler import SampleRow, sample, token_logprobs
 from terrazzo.engine.scheduler import Chunk, Scheduler, Sequence, StepPlan
 from terrazzo.engine.text import Decode
 from terrazzo.errors import RequestError
+from terrazzo.kernels.machine import no_other_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,8 @@ class Engine:
         deltas, self._aborted = self._aborted, []
         plan = self.scheduler.plan()
         if plan.chunks:
-            deltas += self._commit(plan, self._runner.run(plan))
+            with no_other_threads():
+                deltas += self._commit(plan, self._runner.run(plan))
         return deltas
 
     @property
@@ -207,7 +209,9 @@ class Engine:
             self.scheduler.commit(chunk)
         if not sampling:
             return []
-        return [self._advance(each) for each in self._sample(logits_RV[last_rows], sampling)]
+        if len(last_rows) < logits_RV.shape[0]:
+            logits_RV = logits_RV[last_rows]
+        return [self._advance(each) for each in self._sample(logits_RV, sampling)]
 
     def _sample(self, logits_SV: Tensor, sequences: list[Sequence]) -> list[_Sampled]:
         token_ids = sample(logits_SV, [self._row(sequence) for sequence in sequences])

@@ -25,7 +25,7 @@ from terrazzo.engine.request import (
     SamplingParams,
     TokenLogprob,
 )
-from terrazzo.engine.runner import ModelRunner
+from terrazzo.engine.runner import fastest_runner
 from terrazzo.engine.text import Decode
 from terrazzo.engine.tokenizer import Tokenizer
 from terrazzo.errors import RequestError
@@ -115,7 +115,7 @@ class LLM:
             self.model_config.num_kv_heads,
             self.model_config.head_dim,
         )
-        self.engine = Engine(ModelRunner(self.decoder, pool), limits, vocabulary)
+        self.engine = Engine(fastest_runner(self.decoder, pool), limits, vocabulary)
         self._request_numbers = count()
 
     @property

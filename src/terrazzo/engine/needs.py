@@ -5,6 +5,7 @@ from __future__ import annotations
 from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.engine.config import AUTO, EngineConfig
 from terrazzo.engine.memory import MemoryPlan, ModelNeeds, resolve
+from terrazzo.kernels.machine import why_not_native
 from terrazzo.kernels.policy import KernelPolicy
 from terrazzo.models.config import ModelConfig
 from terrazzo.models.linear_plan import plan_linears, weight_bytes
@@ -18,6 +19,9 @@ def plan_memory(
 ) -> MemoryPlan:
     """Weights, KV cache and limits for one model on one machine.
 
+    Native kernels keep weights packed, so that they never have to choose between speed and memory;
+    without them torch's fast kernels run if they have room.
+
     available_bytes: free memory before anything is loaded. Raises ConfigError when it does not
     suffice, NoKernelError for a weight that nothing runs.
     """
@@ -25,6 +29,8 @@ def plan_memory(
         return resolve(
             config, model_needs(checkpoint, model, config.kernel_policy), available_bytes
         )
+    if not why_not_native():
+        return resolve(config, model_needs(checkpoint, model, KernelPolicy.INT8), available_bytes)
     fast = model_needs(checkpoint, model, KernelPolicy.SPEED)
     if fast.weight_bytes <= SPEED_SHARE * available_bytes:
         return resolve(config, fast, available_bytes)

@@ -30,7 +30,10 @@ class Head:
 
     def __call__(self, hidden_RH: Tensor) -> Tensor:
         """float32 [R, hidden] -> float32 [R, vocabulary]."""
-        logits_RV = self.linear(self.norm(hidden_RH))
+        return self.scaled_(self.linear(self.norm(hidden_RH)))
+
+    def scaled_(self, logits_RV: Tensor) -> Tensor:
+        """What the projection gave, multiplied and capped in place."""
         if self.multiplier != 1.0:
             logits_RV.mul_(self.multiplier)
         return logits_RV if self.cap == NO_CAP else softcap_(logits_RV, self.cap)

@@ -19,4 +19,5 @@ class Embedding:
 
     def __call__(self, token_ids_T: Tensor) -> Tensor:
         """int64 [T] -> float32 [T, hidden]."""
-        return self.weight_VH.index_select(0, token_ids_T).to(torch.float32) * self.scale
+        rows_TH = self.weight_VH.index_select(0, token_ids_T).to(torch.float32)
+        return rows_TH if self.scale == 1.0 else rows_TH * self.scale

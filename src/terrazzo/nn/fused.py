@@ -23,10 +23,10 @@ class FusedLinear:
     """y = [x W0' + b0 | x W1' + b1 | ...] over shards that share x.
 
     in_features: K. out_features: N, the sum over the shards. columns: of each shard in y.
-    segments: the GEMMs that run, in column order.
+    launches: the GEMMs that run, in column order, each with its columns.
     """
 
-    __slots__ = ("_launches", "columns", "in_features", "names", "out_features")
+    __slots__ = ("columns", "in_features", "launches", "names", "out_features")
 
     def __init__(
         self, shards: Sequence[LinearWeight], policy: KernelPolicy = KernelPolicy.SPEED
@@ -39,11 +39,11 @@ class FusedLinear:
         self.in_features = shards[0].in_features
         self.out_features = self.columns[-1].stop
         places = _columns([segment.out_features for segment in segments])
-        self._launches = tuple(zip(places, segments, strict=True))
+        self.launches = tuple(zip(places, segments, strict=True))
 
     @property
     def segments(self) -> tuple[Linear, ...]:
-        return tuple(segment for _, segment in self._launches)
+        return tuple(segment for _, segment in self.launches)
 
     @property
     def problems(self) -> tuple[GemmProblem, ...]:
@@ -67,7 +67,7 @@ class FusedLinear:
 
     def run(self, x_MK: Tensor, out_MN: Tensor) -> None:
         """float32 [M, K]; overwrites float32 [M, N], whose rows may be strided."""
-        for columns, segment in self._launches:
+        for columns, segment in self.launches:
             segment.run(x_MK, out_MN[:, columns])
 
 

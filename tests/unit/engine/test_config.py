@@ -10,6 +10,7 @@ from terrazzo.engine.config import EngineConfig
 from terrazzo.engine.memory import MemoryPlan, ModelNeeds, available_memory, resolve
 from terrazzo.engine.needs import plan_memory
 from terrazzo.errors import ConfigError
+from terrazzo.kernels.machine import why_not_native
 from terrazzo.kernels.policy import KernelPolicy
 from terrazzo.models.config import ModelConfig
 
@@ -80,7 +81,16 @@ def golden_plan(config: EngineConfig, available_bytes: int) -> MemoryPlan:
     return plan_memory(checkpoint, model, config, available_bytes)
 
 
-def test_fast_kernels_need_room_and_small_ones_take_over() -> None:
+@pytest.mark.skipif(bool(why_not_native()), reason="no native kernels here")
+def test_native_kernels_need_no_more_room_for_speed() -> None:
+    assert (
+        golden_plan(EngineConfig(max_num_seqs=1), PLENTY).needs.kernel_policy is KernelPolicy.INT8
+    )
+
+
+def test_fast_kernels_need_room_and_small_ones_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in ("kernels.native", "engine.needs"):
+        monkeypatch.setattr(f"terrazzo.{room}.why_not_native", lambda: "not built")
     fast = golden_plan(EngineConfig(max_num_seqs=1), PLENTY).needs
     assert fast.kernel_policy is KernelPolicy.SPEED
     small = golden_plan(EngineConfig(max_num_seqs=1), int(fast.weight_bytes / 0.7)).needs

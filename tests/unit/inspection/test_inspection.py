@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from terrazzo import LLM, cli
 from terrazzo.inspection.inspection import Serving, Unservable, inspect
 from terrazzo.inspection.render import to_json, to_text
+from terrazzo.kernels.machine import why_not_native
 from terrazzo.spec import DENSE, QuantSpec
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -31,9 +32,10 @@ def test_every_module_has_its_facts_rule_and_kernel(folder: Path) -> None:
     down = lines["model.layers.1.mlp.down_proj"]
     assert isinstance(down.spec, QuantSpec)
     assert down.shape == (64, 128)
-    assert down.kernel == "torch_dequantized"
+    chosen = "torch_dequantized" if why_not_native() else "native_int8"
+    assert down.kernel == chosen
     assert {verdict.kernel for verdict in down.verdicts} >= {"torch_dequantized", "torch_reference"}
-    assert lines["lm_head"].kernel == "torch_dense"
+    assert lines["lm_head"].kernel == ("torch_dense" if why_not_native() else "native_dense_int8")
     assert lines["lm_head"].decided_by == "lm_head: false"
     assert "matches no module" in inspection.remarks[0]
 

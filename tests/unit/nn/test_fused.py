@@ -60,6 +60,9 @@ kinds = st.sampled_from(
 )
 
 
+exact_policies = st.sampled_from([KernelPolicy.SPEED, KernelPolicy.MEMORY])
+
+
 @st.composite
 def shards(draw: st.DrawFn) -> LinearWeight:
     kind, width = draw(kinds), draw(st.integers(1, 9))
@@ -73,7 +76,7 @@ def shards(draw: st.DrawFn) -> LinearWeight:
     return LinearWeight(f"shard{seed}", weight, bias)
 
 
-@given(st.lists(shards(), min_size=1, max_size=4), st.sampled_from(KernelPolicy), st.integers(1, 9))
+@given(st.lists(shards(), min_size=1, max_size=4), exact_policies, st.integers(1, 9))
 def test_is_the_concatenation_of_its_linears(
     parts: list[LinearWeight], policy: KernelPolicy, rows: int
 ) -> None:
@@ -126,7 +129,8 @@ def test_a_shard_without_bias_beside_one_with() -> None:
 
 def test_memory_is_what_the_segments_hold() -> None:
     fused = FusedLinear(named([quantized(FOUR_BITS, 2), random_dense_tensor(3, IN_FEATURES)]))
-    assert fused.num_bytes == 4 * IN_FEATURES * (2 + 3)
+    assert len(fused.segments) == 2
+    assert fused.num_bytes == sum(each.weight.num_bytes for each in fused.segments) > 0
 
 
 def test_a_weight_that_no_kernel_runs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def test_a_bank_is_a_loop_over_tokens_and_experts(
     tokens: int, kinds: list[int], data: st.DataObject, seed: int
 ) -> None:
     top_k, how = data.draw(st.integers(1, len(kinds))), data.draw(st.sampled_from(TopKWeights))
-    policy = data.draw(st.sampled_from(KernelPolicy))
+    policy = data.draw(st.sampled_from([KernelPolicy.SPEED, KernelPolicy.MEMORY]))
     weights = [weight_of(kind, index, WIDE) for index, kind in enumerate(kinds)]
     logits_TE = 3 * random_input(tokens, len(kinds), seed)
     x_TH = random_input(tokens, HIDDEN, seed + 1)

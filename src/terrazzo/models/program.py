@@ -1,0 +1,221 @@
+"""A decoder as one native program: a forward pass is one call, whatever the number of layers.
+
+The stages of a block are translated one by one; what a stage has that the native kernels do not
+know is named, and then the decoder runs stage by stage in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from terrazzo.kernels.machine import machine, native, why_not_native
+from terrazzo.kernels.native import NativeDenseKernel, NativeKernel, NativePrepared, arithmetic
+from terrazzo.models.block import AddNormStep, AttendStep, Block, GateStep, Stage
+from terrazzo.models.decoder import Decoder
+from terrazzo.nn.activation import Activation
+from terrazzo.nn.attention import Attention, KVPool
+from terrazzo.nn.fused import FusedLinear
+from terrazzo.nn.norm import HeadNorm, Norm, PlainHeads, ProjectionNorm, RMSNorm
+from terrazzo.nn.rope import NoRope, Pairing, RotaryEmbedding
+from terrazzo.nn.weights import Bias
+
+if TYPE_CHECKING:
+    from terrazzo import _native
+
+NO_ROPE = -1
+LARGEST_HEAD = 512
+LARGEST_GROUP = 32
+"""Features of a head, and query heads of a key head, that the native attention has room for."""
+
+PAGE_UNIT = 32
+"""Tokens that native attention takes from a page at once."""
+
+
+class NotNativeError(Exception):
+    """The decoder has a part that no native operation runs; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgrammedDecoder:
+    """What a decoder computes, over one KV pool, whose memory the program lays out its own way.
+
+    program: hidden states in, logits of the selected rows out.
+    """
+
+    decoder: Decoder
+    program: _native.Program
+
+    def __call__(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        spans: Sequence[tuple[int, int, int, Sequence[int]]],
+        logit_rows: Sequence[int],
+    ) -> Tensor:
+        """T tokens, where they stand and are stored; query_start, query_len, kv_len and pages of
+        each sequence; R rows of the tokens -> float32 [R, vocabulary]. Stores keys and values.
+        """
+        head = self.decoder.head
+        hidden_TH = self.decoder.embedding(torch.tensor(token_ids))
+        logits_RV = hidden_TH.new_empty((len(logit_rows), head.linear.out_features))
+        self.program.run([hidden_TH, logits_RV], positions, slots, spans, logit_rows)
+        return head.scaled_(logits_RV)
+
+
+def compile_decoder(decoder: Decoder, pool: KVPool) -> ProgrammedDecoder:
+    """Raises NotNativeError naming the first part that the native kernels do not run."""
+    if why_not_native():
+        raise NotNativeError(why_not_native())
+    if pool.page_size % PAGE_UNIT:
+        raise NotNativeError(
+            f"page_size is {pool.page_size}; native attention takes multiples of {PAGE_UNIT}"
+        )
+    translation = _Translation(decoder, pool)
+    for block in decoder.blocks:
+        translation.emit(block)
+    return ProgrammedDecoder(decoder, translation.end())
+
+
+class _Translation:
+    """Emits the blocks of a decoder. Buffers are shared by all layers: a width has one."""
+
+    def __init__(self, decoder: Decoder, pool: KVPool) -> None:
+        self._decoder = decoder
+        self._pool = pool
+        self._program: _native.Program = native().Program(machine())
+        self._hidden = self._program.bind(decoder.config.hidden_size)
+        self._logits = self._program.bind(decoder.head.linear.out_features)
+        self._normed = self._program.buffer(decoder.config.hidden_size)
+        self._buffers: dict[tuple[str, int], int] = {}
+        self._ropes = [self._rope(kind) for kind in decoder.rotary.kinds]
+
+    def end(self) -> _native.Program:
+        """The program, complete with the head."""
+        norm = self._decoder.head.norm
+        selected = self._program.select(self._hidden)
+        self._program.norm(selected, self._normed, norm.weight, norm.eps)
+        _emit_linear(self._program, self._normed, self._logits, self._decoder.head.linear)
+        return self._program
+
+    def emit(self, block: Block) -> None:
+        x = self._hidden
+        if isinstance(block.input_norm, RMSNorm):
+            norm = block.input_norm
+            self._program.norm(self._hidden, self._normed, norm.weight, norm.eps)
+            x = self._normed
+        for stage in block.stages:
+            if not isinstance(stage, Stage):
+                raise NotNativeError(f"{type(stage).__name__} has no native operation yet")
+            x = self._emit_stage(stage, x)
+
+    def _emit_stage(self, stage: Stage, x: int) -> int:
+        """x: the buffer it reads. -> the buffer that the next stage reads."""
+        y = self._buffer("y", stage.linear.out_features)
+        _emit_linear(self._program, x, y, stage.linear)
+        if isinstance(stage.step, AttendStep):
+            return self._attend(stage.step.attention, y)
+        if isinstance(stage.step, GateStep):
+            return self._gate(stage, y)
+        if isinstance(stage.step, AddNormStep):
+            return self._settle(stage.step, y)
+        raise NotNativeError(f"{type(stage.step).__name__} has no native operation yet")
+
+    def _gate(self, stage: Stage, y: int) -> int:
+        assert isinstance(stage.step, GateStep)
+        modes = native().Activation
+        silu = stage.step.activation is Activation.SILU
+        out = self._buffer("x", stage.linear.out_features // 2)
+        self._program.gate(y, out, modes.SILU if silu else modes.GELU_TANH)
+        return out
+
+    def _settle(self, step: AddNormStep, y: int) -> int:
+        before = isinstance(step.before, RMSNorm)
+        x: int = self._normed if before else self._hidden
+        eps = next((n.eps for n in (step.after, step.before) if isinstance(n, RMSNorm)), 0.0)
+        self._program.settle(
+            y, self._hidden, x, _weight(step.after), step.multiplier, _weight(step.before), eps
+        )
+        return x
+
+    def _attend(self, attention: Attention, y: int) -> int:
+        group = attention.num_heads // attention.num_kv_heads
+        if attention.head_dim > LARGEST_HEAD or group > LARGEST_GROUP:
+            raise NotNativeError(
+                f"attention has {attention.head_dim} features a head and {group} query heads for "
+                f"each key head; native are up to {LARGEST_HEAD} and {LARGEST_GROUP}"
+            )
+        out = self._buffer("x", attention.num_heads * attention.head_dim)
+        mode, query_D, key_D, eps = _head_norm(attention)
+        rotary = self._decoder.rotary.kinds[attention.rotation]
+        self._program.attend(
+            y,
+            out,
+            _pages(self._pool.keys[attention.layer]),
+            _pages(self._pool.values[attention.layer]),
+            attention.num_heads,
+            attention.scoring.scale,
+            attention.scoring.softcap,
+            attention.scoring.window,
+            mode,
+            query_D,
+            key_D,
+            eps,
+            self._ropes[attention.rotation],
+            0 if isinstance(rotary, NoRope) else 2 * rotary.frequencies_F.shape[0],
+            isinstance(rotary, RotaryEmbedding) and rotary.pairing is Pairing.NEIGHBOURS,
+        )
+        return out
+
+    def _rope(self, kind: RotaryEmbedding | NoRope) -> int:
+        if isinstance(kind, NoRope):
+            return NO_ROPE
+        neighbours = kind.pairing is Pairing.NEIGHBOURS
+        return self._program.rope(kind.frequencies_F.contiguous(), kind.magnitude, neighbours)
+
+    def _buffer(self, side: str, width: int) -> int:
+        """side: `x` for inputs of linears, `y` for outputs; no operation reads and writes one."""
+        if (side, width) not in self._buffers:
+            self._buffers[side, width] = self._program.buffer(width)
+        return self._buffers[side, width]
+
+
+def _emit_linear(program: _native.Program, src: int, dst: int, linear: FusedLinear) -> None:
+    """Segments whose kernels are not native have no place in a program."""
+    segments = []
+    activations = torch.float32
+    for columns, segment in linear.launches:
+        if not isinstance(segment.weight, NativePrepared):
+            raise NotNativeError(f"{segment.names[0]} runs on {segment.kernel.name}")
+        if isinstance(segment.kernel, NativeKernel | NativeDenseKernel):
+            activations = segment.kernel.activations
+        bias = segment.bias.values_N.tolist() if isinstance(segment.bias, Bias) else []
+        segments.append((segment.weight.packed, columns.start, bias))
+    program.linear(src, dst, segments, arithmetic(activations))
+
+
+def _pages(tensor: Tensor) -> Tensor:
+    """The memory of a layer as [pages, kv_heads, page_size, head_dim]."""
+    pages, page_size, kv_heads, head_dim = tensor.shape
+    return tensor.view(pages, kv_heads, page_size, head_dim)
+
+
+def _weight(norm: Norm) -> Tensor:
+    """Nothing where hidden states pass as they are."""
+    return norm.weight if isinstance(norm, RMSNorm) else torch.empty(0)
+
+
+def _head_norm(attention: Attention) -> tuple[_native.HeadNorm, Tensor, Tensor, float]:
+    modes, how, heads = native().HeadNorm, attention.normalize, attention.num_heads
+    if isinstance(how, HeadNorm):
+        return modes.HEAD, how.weight_ND[0], how.weight_ND[heads], how.eps
+    if isinstance(how, ProjectionNorm):
+        return modes.PROJECTION, how.query_HD.flatten(), how.key_KD.flatten(), how.eps
+    if isinstance(how, PlainHeads):
+        return modes.NONE, torch.empty(0), torch.empty(0), 0.0
+    raise NotNativeError(f"{how} has no native operation yet")
