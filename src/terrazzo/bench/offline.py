@@ -104,12 +104,12 @@ def measure(
     random = torch.Generator().manual_seed(0)
     size = (max(workload.batches), workload.input_len)
     prompts = torch.randint(llm.model_config.vocab_size, size, generator=random).tolist()
-    passes: dict[int, list[_Pass]] = {batch: [] for batch in workload.batches}
+    passes: dict[int, list[Pass]] = {batch: [] for batch in workload.batches}
     reads = []
     for _ in range(workload.repeats + 1):
         reads.append(memory.gb_per_s())
         for batch, taken in passes.items():
-            taken.append(_run(llm.engine, prompts[:batch], workload.output_len, clock))
+            taken.append(run_once(llm.engine, prompts[:batch], workload.output_len, clock))
     return OfflineSpeed(
         tuple(_speed(batch, taken[1:], workload) for batch, taken in passes.items()),
         Samples(tuple(reads[1:])),
@@ -117,14 +117,17 @@ def measure(
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
-    """Seconds."""
+class Pass:
+    """Seconds that one batch took, until each sequence had its first token and from then on."""
 
     prefill: float
     decode: float
 
 
-def _run(engine: Engine, prompts: Sequence[Sequence[int]], output_len: int, clock: Clock) -> _Pass:
+def run_once(
+    engine: Engine, prompts: Sequence[Sequence[int]], output_len: int, clock: Clock
+) -> Pass:
+    """prompts: token ids. The engine has no other work, and room for these as for a `Workload`."""
     room = engine.limits.max_model_len - len(prompts[0])
     params = SamplingParams(max_tokens=room, temperature=0.0, ignore_eos=True)
     requests = [
@@ -144,10 +147,10 @@ def _run(engine: Engine, prompts: Sequence[Sequence[int]], output_len: int, cloc
     for request in requests:
         engine.abort(request.request_id)
     engine.step()
-    return _Pass(prefilled - start, decoded - prefilled)
+    return Pass(prefilled - start, decoded - prefilled)
 
 
-def _speed(batch: int, passes: Sequence[_Pass], workload: Workload) -> BatchSpeed:
+def _speed(batch: int, passes: Sequence[Pass], workload: Workload) -> BatchSpeed:
     return BatchSpeed(
         batch,
         Samples(tuple(batch * workload.input_len / each.prefill for each in passes)),
