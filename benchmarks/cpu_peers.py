@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -316,6 +317,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
+    # Workers end with this process, also where it is told to stop.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as folder:
         run = Run(arguments, Path(folder))
         try:
