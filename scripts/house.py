@@ -31,6 +31,7 @@ ROOMS = (
     "importing",
     "inspection",
     "server",
+    "bench",
     "cli",
 )
 

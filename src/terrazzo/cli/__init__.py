@@ -32,6 +32,7 @@ COMMANDS = {
     "chat": "Talk to a model in the terminal.",
     "serve": "Serve a model behind an OpenAI-compatible API.",
     "convert": "Rewrite a checkpoint, with the same numbers, so that another engine loads it.",
+    "bench": "Time how fast a model runs and starts on this machine.",
     "import-gguf": "Turn a GGUF file into a Hugging Face folder.",
 }
 

@@ -1,0 +1,1 @@
+"""Times what a model costs on the machine at hand."""
