@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "pack.hpp"
+#include "experts.hpp"
 #include "program.hpp"
 
 namespace nb = nanobind;
@@ -186,6 +187,31 @@ struct Compiled {
 };
 
 using SegmentTuple = std::tuple<std::shared_ptr<PackedWeight>, int, std::vector<float>>;
+using ExpertTuple = std::tuple<std::vector<SegmentTuple>, Arithmetic, std::vector<SegmentTuple>, Arithmetic>;
+
+std::unique_ptr<LinearOperation> linear_of(const Machine& machine, int src, int dst,
+                                           const std::vector<SegmentTuple>& parts, Arithmetic arithmetic) {
+  std::vector<Segment> segments;
+  for (const auto& [weight, column, bias] : parts) {
+    expect(&weight->kernels == &machine.kernels, "the weight was packed for another instruction set");
+    segments.push_back({weight, column, bias});
+  }
+  return std::make_unique<LinearOperation>(src, dst, std::move(segments), arithmetic);
+}
+
+void append_experts(Compiled& self, int src, int logits, int shared, int dst, int width,
+                    const std::tuple<int, bool, float, SharedExpert>& router, Activation activation,
+                    const std::vector<ExpertTuple>& parts) {
+  const auto [top_k, sum_to_one, scale, shared_expert] = router;
+  expect(top_k > 0 && static_cast<size_t>(top_k) <= parts.size(), "a token goes to one expert or more, at most to all");
+  std::vector<Expert> experts;
+  for (const auto& [gate_up, gate_up_arithmetic, down, down_arithmetic] : parts)
+    experts.push_back({linear_of(*self.machine, 0, 0, gate_up, gate_up_arithmetic),
+                       linear_of(*self.machine, 0, 0, down, down_arithmetic)});
+  self.program.append(std::make_unique<ExpertsOperation>(src, logits, shared, dst, width,
+                                                         Router{top_k, sum_to_one, scale, shared_expert}, activation,
+                                                         std::move(experts)));
+}
 
 void define_program(nb::module_& m) {
   nb::class_<Compiled>(m, "Program")
@@ -204,13 +230,9 @@ void define_program(nb::module_& m) {
         self.program.append(std::make_unique<SettleOperation>(y, residual, x, floats(after), multiplier, floats(before), eps));
       })
       .def("linear", [](Compiled& self, int src, int dst, const std::vector<SegmentTuple>& parts, Arithmetic arithmetic) {
-        std::vector<Segment> segments;
-        for (const auto& [weight, column, bias] : parts) {
-          expect(&weight->kernels == &self.machine->kernels, "the weight was packed for another instruction set");
-          segments.push_back({weight, column, bias});
-        }
-        self.program.append(std::make_unique<LinearOperation>(src, dst, std::move(segments), arithmetic));
+        self.program.append(linear_of(*self.machine, src, dst, parts, arithmetic));
       })
+      .def("experts", &append_experts)
       .def("gate", [](Compiled& self, int src, int dst, Activation activation) {
         self.program.append(std::make_unique<GateOperation>(src, dst, activation));
       })
@@ -243,6 +265,10 @@ NB_MODULE(_native, m) {
       .value("NONE", HeadNorm::kNone)
       .value("HEAD", HeadNorm::kHead)
       .value("PROJECTION", HeadNorm::kProjection);
+  nb::enum_<SharedExpert>(m, "SharedExpert")
+      .value("NONE", SharedExpert::kNone)
+      .value("GATED", SharedExpert::kGated)
+      .value("PLAIN", SharedExpert::kPlain);
   nb::class_<Machine>(m, "Machine")
       .def(nb::init<int, const std::string&>(), "num_threads"_a, "instruction_set"_a)
       .def_prop_ro("num_threads", [](const Machine& self) { return self.team.size(); })

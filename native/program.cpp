@@ -95,19 +95,23 @@ void LinearOperation::prepare(int rows, int members) {
 }
 
 void LinearOperation::run(const Step& step, int member) {
+  multiply(step, member, step.rows, step.buffers[src_], step.widths[src_], step.buffers[dst_], step.widths[dst_]);
+}
+
+void LinearOperation::multiply(const Step& step, int member, int num_rows, const float* x, int64_t x_stride, float* y,
+                               int64_t y_stride) {
   Team& team = step.team;
-  const bool alone = step.rows == 1;
+  const bool alone = num_rows == 1;
   const int copy = alone ? member : 0;
-  const Range rows(step.rows, alone ? 0 : member, alone ? 1 : team.size());
-  for (Stage& stage : stages_) stage.fill(step, step.buffers[src_], step.widths[src_], rows.begin, rows.end, copy);
+  const Range rows(num_rows, alone ? 0 : member, alone ? 1 : team.size());
+  for (Stage& stage : stages_) stage.fill(step, x, x_stride, rows.begin, rows.end, copy);
   if (!alone) team.meet();
   for (size_t i = 0; i < segments_.size(); ++i) {
     const Segment& segment = segments_[i];
     const Weight& weight = segment.weight->weight;
     const Range strips((weight.out_features + step.kernels.strip - 1) / step.kernels.strip, member, team.size());
-    step.kernels.matmul(weight, stages_[stage_of_[i]].view(copy), step.rows,
-                        segment.bias.empty() ? nullptr : segment.bias.data(), step.buffers[dst_] + segment.column,
-                        step.widths[dst_], strips.begin, strips.end, step.scratch[member]);
+    step.kernels.matmul(weight, stages_[stage_of_[i]].view(copy), num_rows,
+                        segment.bias.empty() ? nullptr : segment.bias.data(), y + segment.column, y_stride, strips.begin, strips.end, step.scratch[member]);
   }
   team.meet();
 }

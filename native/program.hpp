@@ -94,6 +94,8 @@ class LinearOperation final : public Operation {
   LinearOperation(int src, int dst, std::vector<Segment> segments, Arithmetic arithmetic);
   void prepare(int rows, int members) override;
   void run(const Step& step, int member) override;
+  // Rows of x to rows of y, for every member; ends with a meeting.
+  void multiply(const Step& step, int member, int rows, const float* x, int64_t x_stride, float* y, int64_t y_stride);
 
  private:
   // Activations as one or more segments want them.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -31,6 +32,13 @@ class Machine:
     @property
     def instruction_set(self) -> str: ...
 
+class SharedExpert(Enum):
+    """How an expert that every token sees counts."""
+
+    NONE = 0
+    GATED = 1
+    PLAIN = 2
+
 class Weight:
     """A packed weight in memory of its own, of use to machines of one instruction set."""
 
@@ -40,6 +48,9 @@ class Weight:
     def in_features(self) -> int: ...
     @property
     def out_features(self) -> int: ...
+
+Segment: TypeAlias = tuple[Weight, int, Sequence[float]]
+"""A weight of a linear, the first column of its outputs, their bias or nothing."""
 
 def instruction_sets() -> list[str]:
     """Those this machine runs, fastest first."""
@@ -117,10 +128,25 @@ class Program:
         self,
         src: int,
         dst: int,
-        segments: Sequence[tuple[Weight, int, Sequence[float]]],
+        segments: Sequence[Segment],
         arithmetic: Arithmetic,
+    ) -> None: ...
+    def experts(
+        self,
+        src: int,
+        logits: int,
+        shared: int,
+        dst: int,
+        width: int,
+        router: tuple[int, bool, float, SharedExpert],
+        activation: Activation,
+        experts: Sequence[tuple[Sequence[Segment], Arithmetic, Sequence[Segment], Arithmetic]],
     ) -> None:
-        """segments: weight, first column in dst, bias or nothing."""
+        """dst = the weighted sum of the experts that the logits choose, and of `shared`. width: of
+        a gate. router: experts of a token, whether their weights are divided by their sum, what
+        they are multiplied with, how `shared` counts; GATED by the logit after those of the
+        experts. experts: gate and up side by side, then down, of each.
+        """
 
     def gate(self, src: int, dst: int, activation: Activation) -> None:
         """dst = activation(first half of src) * second half."""

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(bool(why_not_native()), reason="no native kernel
 
 PAGE_SIZE = 32
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 40}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 CHANGES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 3},
@@ -37,13 +38,30 @@ CHANGES: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "granite": {"residual_multiplier": 0.4, "logits_scaling": 2.5, "embedding_multiplier": 3.0},
     "glm4": {"head_dim": 16},
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen3_moe": {**EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [1]},
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 56},
+}
+
+
+LATENT = {
+    "q_lora_rank": None,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 12,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
 }
 
 
 @cache
 def decoder_of(family: str) -> Decoder:
     with tempfile.TemporaryDirectory() as folder:
-        save_tiny_model(Path(folder), family, **CHANGES.get(family, {}))
+        save_tiny_model(Path(folder), family, **CHANGES.get(family, LATENT))
         return load(Checkpoint(folder))
 
 
@@ -109,7 +127,7 @@ def test_equals_the_stages(family: str) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    family=st.sampled_from(["llama", "gemma2", "qwen3", "olmo2"]),
+    family=st.sampled_from(["llama", "gemma2", "qwen3", "olmo2", "qwen2_moe"]),
     steps=st.lists(st.tuples(*[st.integers(0, 24)] * 3), min_size=1, max_size=5).filter(
         lambda steps: any(map(any, steps))
     ),
@@ -144,7 +162,7 @@ def test_rows_that_are_not_asked_for_have_no_logits() -> None:
     ("family", "page_size", "what"),
     [
         ("llama", 16, "page_size is 16; native attention takes multiples of 32"),
-        ("mixtral", 32, "RouteStep has no native operation yet"),
+        ("deepseek_v2", 32, "SqueezeStep has no native operation yet"),
     ],
 )
 def test_what_is_not_native_is_named(family: str, page_size: int, what: str) -> None:

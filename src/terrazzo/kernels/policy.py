@@ -14,3 +14,8 @@ class KernelPolicy(enum.Enum):
     INT8 = "int8"
     SPEED = "speed"
     MEMORY = "memory"
+
+    @property
+    def exact(self) -> KernelPolicy:
+        """The nearest that computes in float32: for what is small and decides much, as routers."""
+        return KernelPolicy.SPEED if self is KernelPolicy.INT8 else self

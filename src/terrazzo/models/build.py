@@ -141,7 +141,7 @@ def _mlp_stages(
 
     router = Router(mlp.num_experts, mlp.top_k, mlp.weights, mlp.shared, mlp.scale)
     return (
-        Stage(_fused(groups.router, source, policy), RouteStep(router)),
+        Stage(_fused(groups.router, source, policy.exact), RouteStep(router)),
         experts(groups.gate_up, GateExperts(config.activation)),
         experts(groups.down, CombineExperts(finish)),
     )

@@ -12,7 +12,7 @@ from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.kernels.base import GemmProblem
 from terrazzo.kernels.choose import Choice, KernelPolicy, choose
 from terrazzo.models.config import ModelConfig
-from terrazzo.models.parameters import ParameterKind, head_parameter, parameters
+from terrazzo.models.parameters import ParameterKind, head_parameter, parameters, router_names
 from terrazzo.spec import DENSE, Name
 
 
@@ -43,14 +43,16 @@ def plan_linears(
 def _linears(
     checkpoint: Checkpoint, config: ModelConfig, policy: KernelPolicy
 ) -> Iterator[LinearPlan]:
-    head = head_parameter(config)
+    head, routers = head_parameter(config), router_names(config)
     linears = {p.name: p for p in parameters(config) if p.kind is ParameterKind.LINEAR}
     for name, parameter in {**linears, head.name: head}.items():
         held = checkpoint.plan.get(name)
         spec = DENSE if held is None else held.spec
         out_features, in_features = parameter.shape
         problem = GemmProblem(spec, out_features, in_features)
-        yield LinearPlan(name, problem, choose(problem, policy))
+        yield LinearPlan(
+            name, problem, choose(problem, policy.exact if name in routers else policy)
+        )
 
 
 def weight_bytes(checkpoint: Checkpoint, config: ModelConfig, plans: tuple[LinearPlan, ...]) -> int:

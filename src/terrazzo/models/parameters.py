@@ -85,6 +85,16 @@ def expert_groups(names: LayerNames, mlp: ExpertsMlp) -> ExpertGroups:
     return ExpertGroups(router, tuple(gate_up), tuple(down))
 
 
+def router_names(config: ModelConfig) -> frozenset[Name]:
+    """Linears that decide which experts run, and how much a shared expert counts."""
+    return frozenset(
+        name
+        for layer, mlp in enumerate(config.mlps)
+        if isinstance(mlp, ExpertsMlp)
+        for name in expert_groups(config.layout.layer(layer), mlp).router
+    )
+
+
 def linear_names(config: ModelConfig) -> tuple[Name, ...]:
     """Every linear of the decoder layers in the order they run, without the head."""
     return tuple(

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from terrazzo.kernels.machine import machine, native, why_not_native
 from terrazzo.kernels.native import NativeDenseKernel, NativeKernel, NativePrepared, arithmetic
-from terrazzo.models.block import AddNormStep, AttendStep, Block, GateStep, Stage
+from terrazzo.models.block import AddNormStep, AnyStage, AttendStep, Block, GateStep, Stage
 from terrazzo.models.decoder import Decoder
+from terrazzo.models.experts import CombineExperts, ExpertStage, GateExperts, RouteStep
 from terrazzo.nn.activation import Activation
 from terrazzo.nn.attention import Attention, KVPool
 from terrazzo.nn.fused import FusedLinear
+from terrazzo.nn.moe import Router, TopKWeights
 from terrazzo.nn.norm import HeadNorm, Norm, PlainHeads, ProjectionNorm, RMSNorm
 from terrazzo.nn.rope import NoRope, Pairing, RotaryEmbedding
 from terrazzo.nn.weights import Bias
@@ -109,13 +111,18 @@ class _Translation:
             norm = block.input_norm
             self._program.norm(self._hidden, self._normed, norm.weight, norm.eps)
             x = self._normed
-        for stage in block.stages:
-            if not isinstance(stage, Stage):
-                raise NotNativeError(f"{type(stage).__name__} has no native operation yet")
+        *dense, route, opening, closing = block.stages
+        if not isinstance(closing, ExpertStage):
+            dense = list(block.stages)
+        for stage in dense:
             x = self._emit_stage(stage, x)
+        if isinstance(closing, ExpertStage):
+            self._emit_experts(route, opening, closing, x)
 
-    def _emit_stage(self, stage: Stage, x: int) -> int:
+    def _emit_stage(self, stage: AnyStage, x: int) -> int:
         """x: the buffer it reads. -> the buffer that the next stage reads."""
+        if not isinstance(stage, Stage):
+            raise NotNativeError(f"{type(stage).__name__} has no native operation yet")
         y = self._buffer("y", stage.linear.out_features)
         _emit_linear(self._program, x, y, stage.linear)
         if isinstance(stage.step, AttendStep):
@@ -126,12 +133,44 @@ class _Translation:
             return self._settle(stage.step, y)
         raise NotNativeError(f"{type(stage.step).__name__} has no native operation yet")
 
+    def _emit_experts(self, route: AnyStage, opening: AnyStage, closing: AnyStage, x: int) -> None:
+        """The three stages of an MLP with experts: one operation, a shared expert before it."""
+        assert isinstance(route, Stage)
+        assert isinstance(route.step, RouteStep)
+        assert isinstance(opening, ExpertStage)
+        assert isinstance(opening.step, GateExperts)
+        assert isinstance(closing, ExpertStage)
+        assert isinstance(closing.step, CombineExperts)
+        assert isinstance(closing.step.step, AddNormStep)
+        router, activation = route.step.router, _activation(opening.step.activation)
+        logits = self._buffer("logits", route.linear.out_features)
+        shared, out = (
+            self._buffer(side, self._decoder.config.hidden_size) for side in ("shared", "y")
+        )
+        _emit_linear(self._program, x, logits, route.linear)
+        for gate_up, down in zip(opening.shared, closing.shared, strict=True):
+            y = self._buffer("y", gate_up.out_features)
+            product = self._buffer("x", gate_up.out_features // 2)
+            _emit_linear(self._program, x, y, gate_up)
+            self._program.gate(y, product, activation)
+            _emit_linear(self._program, product, shared, down)
+        pairs = zip(opening.bank.experts, closing.bank.experts, strict=True)
+        self._program.experts(
+            x,
+            logits,
+            shared,
+            out,
+            opening.bank.experts[0].out_features // 2,
+            (router.top_k, router.weights is TopKWeights.SUM_TO_ONE, router.scale, _shared(router)),
+            activation,
+            [(*_segments(gate_up), *_segments(down)) for gate_up, down in pairs],
+        )
+        self._settle(closing.step.step, out)
+
     def _gate(self, stage: Stage, y: int) -> int:
         assert isinstance(stage.step, GateStep)
-        modes = native().Activation
-        silu = stage.step.activation is Activation.SILU
         out = self._buffer("x", stage.linear.out_features // 2)
-        self._program.gate(y, out, modes.SILU if silu else modes.GELU_TANH)
+        self._program.gate(y, out, _activation(stage.step.activation))
         return out
 
     def _settle(self, step: AddNormStep, y: int) -> int:
@@ -186,17 +225,32 @@ class _Translation:
 
 
 def _emit_linear(program: _native.Program, src: int, dst: int, linear: FusedLinear) -> None:
-    """Segments whose kernels are not native have no place in a program."""
-    segments = []
+    program.linear(src, dst, *_segments(linear))
+
+
+def _segments(linear: FusedLinear) -> tuple[list[_native.Segment], _native.Arithmetic]:
+    """Raises NotNativeError for a segment whose kernel is not native."""
+    segments: list[_native.Segment] = []
     activations = torch.float32
     for columns, segment in linear.launches:
-        if not isinstance(segment.weight, NativePrepared):
-            raise NotNativeError(f"{segment.names[0]} runs on {segment.kernel.name}")
-        if isinstance(segment.kernel, NativeKernel | NativeDenseKernel):
-            activations = segment.kernel.activations
+        kernel, weight = segment.kernel, segment.weight
+        if not isinstance(kernel, NativeKernel | NativeDenseKernel):
+            raise NotNativeError(f"{segment.names[0]} runs on {kernel.name}")
+        assert isinstance(weight, NativePrepared)
+        activations = kernel.activations
         bias = segment.bias.values_N.tolist() if isinstance(segment.bias, Bias) else []
-        segments.append((segment.weight.packed, columns.start, bias))
-    program.linear(src, dst, segments, arithmetic(activations))
+        segments.append((weight.packed, columns.start, bias))
+    return segments, arithmetic(activations)
+
+
+def _activation(activation: Activation) -> _native.Activation:
+    modes: type[_native.Activation] = native().Activation
+    return modes.SILU if activation is Activation.SILU else modes.GELU_TANH
+
+
+def _shared(router: Router) -> _native.SharedExpert:
+    mode: _native.SharedExpert = native().SharedExpert[router.shared.name]
+    return mode
 
 
 def _pages(tensor: Tensor) -> Tensor:
