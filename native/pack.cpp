@@ -42,13 +42,17 @@ inline void read_codes(const int32_t* words, int bits, int out_features, int inp
 
 // One plane of a tile. codes: [place][lane].
 void put_plane(const uint8_t (&codes)[kTile][kMaxLanes], int lanes, int below, int width, uint8_t* plane) {
-  const int per_byte = 8 / width, vector = 4 * lanes;
-  const uint8_t mask = static_cast<uint8_t>((1 << width) - 1);
-  for (int place = 0; place < kTile; ++place) {
-    const int step = place / 4, byte = place % 4, shift = step % per_byte * width;
-    uint8_t* to = plane + step / per_byte * vector + byte;
-    for (int lane = 0; lane < lanes; ++lane)
-      to[4 * lane] = static_cast<uint8_t>(to[4 * lane] | (codes[place][lane] >> below & mask) << shift);
+  const int per_byte = 8 / width;
+  const uint32_t mask = (1u << width) - 1;
+  for (int step = 0; step < kTile / 4; step += per_byte, plane += 4 * lanes) {
+    uint32_t vector[kMaxLanes] = {};
+    for (int i = 0; i < per_byte; ++i)
+      for (int byte = 0; byte < 4; ++byte) {
+        const uint8_t* place = codes[4 * (step + i) + byte];
+        for (int lane = 0; lane < kMaxLanes; ++lane)
+          vector[lane] |= (static_cast<uint32_t>(place[lane]) >> below & mask) << (8 * byte + i * width);
+      }
+    std::memcpy(plane, vector, static_cast<size_t>(4 * lanes));
   }
 }
 
@@ -71,7 +75,6 @@ void pack_codes(Team& team, const int32_t* words, int bits, int out_features, co
         }
         const int64_t index = (static_cast<int64_t>(tile / tiles) * place_tiles + t) * tiles + tile % tiles;
         uint8_t* plane = packed + index * tile_bytes;
-        std::memset(plane, 0, static_cast<size_t>(tile_bytes));
         int below = 0;
         for (int width : {8, 4, 2, 1}) {
           if ((bits & width) == 0) continue;

@@ -14,6 +14,7 @@ from torch import Tensor
 from terrazzo.checkpoint.checkpoint import Checkpoint
 from terrazzo.kernels.base import DenseTensor, Weight
 from terrazzo.kernels.choose import KernelPolicy
+from terrazzo.kernels.machine import no_other_threads
 from terrazzo.models.audit import HeadWeights, LoadReport, audit
 from terrazzo.models.build import build_decoder
 from terrazzo.models.config import ModelConfig
@@ -79,4 +80,5 @@ def load(checkpoint: Checkpoint, policy: KernelPolicy = KernelPolicy.SPEED) -> D
     and NoKernelError for a weight that no kernel runs.
     """
     source = open_source(checkpoint)
-    return build_decoder(source.config, source, policy)
+    with no_other_threads():
+        return build_decoder(source.config, source, policy)
