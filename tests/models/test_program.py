@@ -162,7 +162,7 @@ def test_rows_that_are_not_asked_for_have_no_logits() -> None:
     ("family", "page_size", "what"),
     [
         ("llama", 16, "page_size is 16; native attention takes multiples of 32"),
-        ("deepseek_v2", 32, "SqueezeStep has no native operation yet"),
+        ("deepseek_v2", 32, "latent attention has no native operation yet"),
     ],
 )
 def test_what_is_not_native_is_named(family: str, page_size: int, what: str) -> None:

@@ -114,6 +114,7 @@ class LLM:
             limits.page_size,
             self.model_config.num_kv_heads,
             self.model_config.head_dim,
+            self.memory_plan.needs.kv_dtype,
         )
         self.engine = Engine(fastest_runner(self.decoder, pool), limits, vocabulary)
         self._request_numbers = count()

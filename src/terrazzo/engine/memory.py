@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from terrazzo.engine.config import AUTO, EngineConfig, EngineLimits
 from terrazzo.errors import ConfigError
 from terrazzo.kernels.policy import KernelPolicy
@@ -19,13 +21,14 @@ class ModelNeeds:
     """What of a model decides its memory.
 
     weight_bytes: in the layout of the kernels that kernel_policy prefers. context_length: longest
-    input.
+    input. kv_dtype: of keys and values in the cache.
     """
 
     weight_bytes: int
     kv_bytes_per_token: int
     context_length: int
     kernel_policy: KernelPolicy = KernelPolicy.SPEED
+    kv_dtype: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,10 @@ from torch import Tensor
 from terrazzo.kernels.machine import machine, native, why_not_native
 from terrazzo.kernels.native import NativeDenseKernel, NativeKernel, NativePrepared, arithmetic
 from terrazzo.models.block import AddNormStep, AnyStage, AttendStep, Block, GateStep, Stage
+from terrazzo.models.config import ModelConfig
 from terrazzo.models.decoder import Decoder
 from terrazzo.models.experts import CombineExperts, ExpertStage, GateExperts, RouteStep
+from terrazzo.models.latent_config import Latent
 from terrazzo.nn.activation import Activation
 from terrazzo.nn.attention import Attention, KVPool
 from terrazzo.nn.fused import FusedLinear
@@ -72,16 +74,30 @@ class ProgrammedDecoder:
 
 def compile_decoder(decoder: Decoder, pool: KVPool) -> ProgrammedDecoder:
     """Raises NotNativeError naming the first part that the native kernels do not run."""
-    if why_not_native():
-        raise NotNativeError(why_not_native())
-    if pool.page_size % PAGE_UNIT:
-        raise NotNativeError(
-            f"page_size is {pool.page_size}; native attention takes multiples of {PAGE_UNIT}"
-        )
+    reason = why_not_programmed(decoder.config, pool.page_size)
+    if reason:
+        raise NotNativeError(reason)
     translation = _Translation(decoder, pool)
     for block in decoder.blocks:
         translation.emit(block)
     return ProgrammedDecoder(decoder, translation.end())
+
+
+def why_not_programmed(model: ModelConfig, page_size: int) -> str:
+    """Why a decoder runs stage by stage, as far as its config tells; empty where it need not."""
+    if why_not_native():
+        return why_not_native()
+    if page_size % PAGE_UNIT:
+        return f"page_size is {page_size}; native attention takes multiples of {PAGE_UNIT}"
+    if isinstance(model.heads, Latent):
+        return "latent attention has no native operation yet"
+    group = model.num_attention_heads // model.num_kv_heads
+    if model.head_dim > LARGEST_HEAD or group > LARGEST_GROUP:
+        return (
+            f"attention has {model.head_dim} features a head and {group} query heads for each key "
+            f"head; native are up to {LARGEST_HEAD} and {LARGEST_GROUP}"
+        )
+    return ""
 
 
 class _Translation:
@@ -183,12 +199,6 @@ class _Translation:
         return x
 
     def _attend(self, attention: Attention, y: int) -> int:
-        group = attention.num_heads // attention.num_kv_heads
-        if attention.head_dim > LARGEST_HEAD or group > LARGEST_GROUP:
-            raise NotNativeError(
-                f"attention has {attention.head_dim} features a head and {group} query heads for "
-                f"each key head; native are up to {LARGEST_HEAD} and {LARGEST_GROUP}"
-            )
         out = self._buffer("x", attention.num_heads * attention.head_dim)
         mode, query_D, key_D, eps = _head_norm(attention)
         rotary = self._decoder.rotary.kinds[attention.rotation]

@@ -65,8 +65,9 @@ def merge_weights(weights: Sequence[Weight]) -> Weight:
         return weights[0]
     quantized = [weight for weight in weights if isinstance(weight, QuantTensor)]
     if not quantized:
+        # Of different dtypes torch takes the one that holds them all.
         dense = [weight.weight_NK for weight in weights if isinstance(weight, DenseTensor)]
-        return DenseTensor(torch.cat([part.to(torch.float32) for part in dense]))
+        return DenseTensor(torch.cat(dense))
     assert len(quantized) == len(weights), "dense and quantized weights cannot be merged"
     return replace(
         quantized[0],
