@@ -8,12 +8,11 @@ import pytest
 
 from helpers.tiny_llama import write_tiny_llama
 from helpers.tiny_models import tiny_model
-from terrazzo import LLM, Checkpoint
+from terrazzo import Checkpoint
 from terrazzo.bench.traffic import WeightTraffic
 from terrazzo.kernels.policy import KernelPolicy
 from terrazzo.models.config import ModelConfig
-
-HIDDEN, INNER, VOCABULARY, LAYERS, KV = 64, 96, 320, 2, 32
+from terrazzo.models.linear_plan import plan_linears, weight_bytes
 
 
 def traffic_of(folder: Path) -> WeightTraffic:
@@ -21,20 +20,14 @@ def traffic_of(folder: Path) -> WeightTraffic:
     return WeightTraffic.of(checkpoint, ModelConfig.of(checkpoint), KernelPolicy.SPEED)
 
 
-def test_a_dense_model_reads_all_its_linears_whatever_the_batch(tmp_path: Path) -> None:
+def test_a_dense_model_reads_all_but_its_embedding_whatever_the_batch(tmp_path: Path) -> None:
     traffic = traffic_of(write_tiny_llama(tmp_path))
-    layer = HIDDEN * (2 * HIDDEN + 2 * KV + 3 * INNER)
-    weights = LAYERS * layer + VOCABULARY * HIDDEN
-    held = sum(
-        segment.weight.num_bytes
-        for block in LLM(tmp_path).decoder.blocks
-        for stage in block.stages
-        for segment in stage.linear.segments  # type: ignore[attr-defined]
-    )
-    assert sum(traffic.kernels.values()) == 7 * LAYERS + 1
-    assert traffic.step_bytes(1) == traffic.step_bytes(8)
-    assert traffic.step_bytes(1) % weights == 0
-    assert held == traffic.step_bytes(1) * LAYERS * layer // weights
+    checkpoint = Checkpoint(tmp_path)
+    config = ModelConfig.of(checkpoint)
+    whole = weight_bytes(checkpoint, config, plan_linears(checkpoint, config, KernelPolicy.SPEED))
+    embedding = checkpoint.num_bytes("model.embed_tokens.weight")
+    assert sum(traffic.kernels.values()) == 7 * config.num_layers + 1
+    assert traffic.step_bytes(1) == traffic.step_bytes(8) == whole - embedding
 
 
 def test_experts_count_as_often_as_routers_reach_them(tmp_path: Path) -> None:
