@@ -77,10 +77,11 @@ def convert(folder: Path, out: Path, engine: Engine) -> Conversion:
     description = _description(checkpoint, rules, written, engine)
     form = _format(written)
     after = _promised(subject, written, description, form, engine)
+    companions = companion_files(checkpoint.folder)
     with CheckpointWriter(out, form) as writer:
         _write_quantized(source, linears, folds, writer)
         _write_others(source, linears, folds, writer)
-        for file in companion_files(checkpoint.folder):
+        for file in companions:
             writer.copy_file(file)
         writer.commit(description)
     config = description.documents(form)["config.json"]

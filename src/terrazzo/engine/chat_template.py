@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +23,8 @@ _FAULTS = (
     *(SyntaxError, TypeError, ValueError),
 )
 """What else a template can raise: its expressions are those of Python, and it may call itself."""
+LONGEST_PROMPT = 1 << 26
+"""Characters that a template may write; ten times what the longest contexts hold."""
 LARGEST_TEMPLATE = 1 << 20
 """Characters. The longest templates in use have a twentieth of it."""
 
@@ -59,12 +61,24 @@ class ChatTemplate:
         }
         source = self.tool_source if tools else self.source
         try:
-            return _environment().from_string(source).render(given)
+            return _bounded(_environment().from_string(source).generate(given))
         except (TemplateError, *_FAULTS) as error:
             raise RequestError(
                 f"the model's chat template cannot render these messages: {error}; check their "
                 "roles, their order and their content"
             ) from error
+
+
+def _bounded(pieces: Iterator[str]) -> str:
+    """A template of few lines can write without end; no prompt is that long."""
+    text: list[str] = []
+    length = 0
+    for piece in pieces:
+        length += len(piece)
+        if length > LONGEST_PROMPT:
+            raise ValueError(f"it writes more than {LONGEST_PROMPT} characters")
+        text.append(piece)
+    return "".join(text)
 
 
 def read_template(folder: Path, tokenizer_config: Document) -> ChatTemplate:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from terrazzo.checkpoint.aside import Aside
 from terrazzo.errors import ConfigError, MissingFileError, UnsupportedError
 from terrazzo.importing.precision import Precision, choose
 from terrazzo.importing.pretokenizers import pre_tokenizer_for
@@ -69,20 +69,18 @@ def import_gguf(file: str | Path, out: str | Path) -> Imported:
     """
     source, target = Path(file), Path(out)
     _check(source, target)
-    aside = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    aside = Aside.beside(target)
     try:
         metadata = _metadata(source)
-        _save_tokenizer(source, metadata, aside)
-        architecture, tensors, precision = _save_model(source, metadata, aside)
-        for each in aside.iterdir():
+        _save_tokenizer(source, metadata, aside.folder)
+        architecture, tensors, precision = _save_model(source, metadata, aside.folder)
+        for each in aside.folder.iterdir():
             each.chmod(READABLE)  # safetensors makes its files private
-        aside.rename(target)
+        aside.publish(target)
     except ValueError as error:  # both readers raise it for what they cannot read
         raise UnsupportedError(f"{source} cannot be read as a GGUF model: {error}") from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        aside.close()
     return Imported(target, architecture, tensors, precision)
 
 

@@ -83,6 +83,7 @@ def run_job(
     """`quantize` for a job whose plan and remarks the caller has seen."""
     start = time.monotonic()
     tokens = _load_tokens(job, calibration)
+    companions = companion_files(job.checkpoint.folder)
     with CheckpointWriter(Path(out), job.checkpoint_format) as writer:
         bench = Bench(job, options, writer, progress, tokens.num_tokens, [])
         progress.begin(total_work(job, tokens.num_tokens))
@@ -92,7 +93,7 @@ def run_job(
             norm = RMSNorm(final_norm, job.config.rms_norm_eps)
             bench.quantize_linears((job.head,), [norm(hidden_TH) for hidden_TH in hidden])
         copy_dense_tensors(job, writer)
-        for file in companion_files(job.checkpoint.folder):
+        for file in companions:
             writer.copy_file(file)
         writer.commit(describe(job, calibration, tokens, options, bench.modules))
     return QuantizationReport(

@@ -10,12 +10,12 @@ is recognized by a value that is not an object, or by the key `dynamic`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from terrazzo.checkpoint.json_files import parse_json
 from terrazzo.errors import ConfigError, MissingFileError
 from terrazzo.rules import RuleSet
 from terrazzo.spec import DEFAULT_SPEC
@@ -43,8 +43,8 @@ def read_rules(text: str) -> RuleSet:
 
 def _parse(place: str, text: str) -> RuleSet:
     try:
-        fields = json.loads(text)
-    except json.JSONDecodeError as error:
+        fields = parse_json(text)
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place}: not JSON ({error})") from error
     if not isinstance(fields, Mapping):
         raise ConfigError(f"{place}: {type(fields).__name__}; legal is an object")

@@ -121,6 +121,15 @@ def test_templates_run_in_a_sandbox(tmp_path: Path, attack: str) -> None:
         rendered(tmp_path, attack)
 
 
+def test_a_template_that_writes_without_end_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("terrazzo.engine.chat_template.LONGEST_PROMPT", 1000)
+    endless = "{% for i in range(99999) %}{{ i }}{% endfor %}"
+    with pytest.raises(RequestError, match="it writes more than 1000 characters"):
+        rendered(tmp_path, endless)
+
+
 def test_templates_for_tools_and_from_files(tmp_path: Path) -> None:
     named = [
         {"name": "default", "template": "plain"},

@@ -131,6 +131,14 @@ def test_nothing_is_left_aside_and_nothing_overwritten(folder: Path) -> None:
         import_gguf(folder.parent / "tiny.gguf", folder)
 
 
+def test_what_others_left_beside_it_stays(folder: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / ".again.partial" / "notes"
+    theirs.parent.mkdir()
+    theirs.write_text("mine")
+    import_gguf(folder.parent / "tiny.gguf", tmp_path / "again")
+    assert theirs.read_text() == "mine"
+
+
 def test_large_models_are_split_into_indexed_shards(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def test_a_file(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "rules: not JSON"),
+        ('{"+:.*v": {"bits": 8}, "+:.*v": {"bits": 3}}', r"key '\+:\.\*v' occurs twice"),
         ('{"bits": "4"}', "rules: bits is '4'; legal is a whole number"),
         ('{"sym": 1}', "rules: sym is 1; legal is true or false"),
         ('{"bits": 4, "grup_size": 64}', "'grup_size' is not a field here; legal are bits, "),
