@@ -12,6 +12,9 @@ import torch
 
 from terrazzo.env import read_environment
 
+PORTABLE = "portable"
+"""The instruction set of every machine."""
+
 try:
     from terrazzo import _native
 except ImportError as error:
@@ -21,6 +24,11 @@ except ImportError as error:
     )
 else:
     _found = _native
+    if _native.instruction_sets() == [PORTABLE]:
+        _found = (
+            "this machine has neither AVX2 with FMA nor AVX-512 with VNNI, and the portable kernels "
+            "are there to check the others: torch is faster"
+        )
 
 
 def why_not_native() -> str:
