@@ -26,8 +26,8 @@ else:
     _found = _native
     if _native.instruction_sets() == [PORTABLE]:
         _found = (
-            "this machine has neither AVX2 with FMA nor AVX-512 with VNNI, and the portable kernels "
-            "are there to check the others: torch is faster"
+            "this machine has neither AVX2 with FMA nor AVX-512 with VNNI; the portable kernels "
+            "are there to check the others, and torch is faster"
         )
 
 
