@@ -299,6 +299,12 @@ class Run:
             for case in self.arguments.case:
                 row = [spread(found[case, what]) for what in ("prefill", "decode")]
                 print(f"    {case!s:16} prefill {row[0]:24} decode {row[1]}")
+        shares = [each for peer in self.peers for case in peer.others.values() for each in case]
+        worst = max(shares, default=0.0)
+        if worst > self.arguments.quiet:
+            print(
+                f"do not quote: others used up to {worst:.0%} of the cores, see the columns above"
+            )
         for label, reason in self.gone.items():
             print(f"not measured: {label}: {reason}")
 
