@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from terrazzo.checkpoint.tokenizer_file import open_tokenizer
+from terrazzo.checkpoint.tokenizer_file import blaming, open_tokenizer
 from terrazzo.engine.chat_template import ChatTemplate, Message, read_template, special_tokens
 from terrazzo.engine.folder import GenerationDefaults, read_json
 from terrazzo.errors import RequestError
@@ -27,8 +27,9 @@ class Tokenizer:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self._file = self.folder / "tokenizer.json"
         self._backend = open_tokenizer(
-            self.folder / "tokenizer.json",
+            self._file,
             "copy it from the model this one was made of, or work with token ids",
         )
         self._backend.no_truncation()
@@ -41,12 +42,13 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Special tokens (BOS) are added exactly as the file's post-processor says."""
-        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        with blaming(self._file, "cannot encode this text"):
+            return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Bytes that are not UTF-8 become U+FFFD; ids without a token become nothing."""
-        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return text
+        with blaming(self._file, "cannot decode these tokens"):
+            return str(self._backend.decode(list(token_ids), skip_special_tokens))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes this token stands for, possibly not UTF-8 on their own; b"" for no token."""

@@ -8,7 +8,6 @@ begins with the tokens that the tokenizer puts in front of any text.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -18,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from terrazzo.checkpoint.tokenizer_file import open_tokenizer
+from terrazzo.checkpoint.json_files import parse_json
+from terrazzo.checkpoint.tokenizer_file import blaming, open_tokenizer
 from terrazzo.errors import ConfigError, MissingFileError, QuantizationError
 from terrazzo.quantization.options import BuiltinText, CalibrationOptions
 
@@ -44,10 +44,11 @@ def load_calibration(tokenizer_file: Path, options: CalibrationOptions) -> Calib
     not there or not readable, and QuantizationError when the text is too short.
     """
     tokenizer = open_tokenizer(tokenizer_file, "calibration needs the tokenizer.json of the model")
-    prefix = tokenizer.encode("").ids
     stream: list[int] = []
-    for document in documents(options.source):
-        stream += tokenizer.encode(document, add_special_tokens=False).ids
+    with blaming(tokenizer_file, "cannot encode the calibration text"):
+        prefix = tokenizer.encode("").ids
+        for document in documents(options.source):
+            stream += tokenizer.encode(document, add_special_tokens=False).ids
     pieces_PL = _cut(stream, options.sequence_length - len(prefix))
     if len(pieces_PL) < options.num_sequences:
         raise _too_short(len(stream), len(pieces_PL), options)
@@ -94,8 +95,8 @@ def _json_lines(file: Path, text: str) -> Iterator[str]:
 def _line_text(place: str, line: str) -> str:
     legal = 'legal is an object with "text", or with "messages" that have "role" and "content"'
     try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
+        entry = parse_json(line)
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{place}: not JSON ({error}); {legal}") from error
     if isinstance(entry, Mapping) and isinstance(entry.get("text"), str):
         return str(entry["text"])

@@ -130,6 +130,35 @@ def test_a_template_that_writes_without_end_is_stopped(
         rendered(tmp_path, endless)
 
 
+@pytest.mark.parametrize(
+    ("part", "content", "door"),
+    [
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": ""}, "open"),
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "ab c"}, "open"),
+        ("pre_tokenizer", {"type": "FixedLength", "length": 0}, "encode"),
+        ("decoder", {"type": "Strip", "content": "a", "start": 0, "stop": 2**32 - 1}, "decode"),
+    ],
+)
+def test_panics_of_the_tokenizer_library_are_errors_that_name_the_file(
+    tmp_path: Path, part: str, content: dict[str, Any], door: str
+) -> None:
+    file = write_tokenizer(tmp_path) / "tokenizer.json"
+    ids = Tokenizer(tmp_path).encode("a floor")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {part: content}))
+    if door == "open":
+        with pytest.raises(ConfigError, match=r"tokenizer\.json: not a tokenizer"):
+            Tokenizer(tmp_path)
+        return
+    tokenizer = Tokenizer(tmp_path)
+    with pytest.raises(ConfigError, match=rf"tokenizer\.json: cannot {door} th"):
+        tokenizer.encode("a floor") if door == "encode" else tokenizer.decode(ids)
+
+
+def test_what_a_caller_does_wrong_is_not_blamed_on_the_file(tokenizer: Tokenizer) -> None:
+    with pytest.raises(OverflowError):
+        tokenizer.decode([-1])
+
+
 def test_templates_for_tools_and_from_files(tmp_path: Path) -> None:
     named = [
         {"name": "default", "template": "plain"},

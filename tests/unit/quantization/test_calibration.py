@@ -70,6 +70,9 @@ def test_lines_of_text_and_of_messages(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("{", "line 1: not JSON"),
+        ("[" * 100_000, "line 1: not JSON"),
+        ('{"text": "\\ud800"}', "line 1: not JSON"),
+        ('{"text": "one", "text": "two"}', "line 1: not JSON .key 'text' occurs twice"),
         ('{"prompt": "x"}', "line 1: neither text nor messages"),
         ("[1]", "line 1: neither text nor messages"),
         ('{"messages": [{"role": "user"}]}', "line 1: message {'role': 'user'}"),
