@@ -19,6 +19,9 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from terrazzo import LLM
+from terrazzo.engine.config import EngineConfig, KernelPolicy
+
 VOCABULARY = 128
 
 TINY: Mapping[str, Any] = {
@@ -133,3 +136,9 @@ class Witness:
         with torch.inference_mode():
             logits: Tensor = self.model(torch.tensor([token_ids])).logits[0]
         return logits
+
+
+def exact_logits(folder: Path, token_ids: Sequence[int]) -> Tensor:
+    """Terrazzo's own, float32 [T, vocabulary], with activations in float32 as the witness has."""
+    config = EngineConfig(kernel_policy=KernelPolicy.SPEED)
+    return LLM(folder, config).logits(token_ids)

@@ -52,9 +52,9 @@ EDITS: dict[str, tuple[str, Edit]] = {
 KERNEL_DEPENDENT = frozenset({"wild-g_idx-permuted-flag-false"})
 """Predicted wrong, because kernels that trust the flag are; those for a CPU read g_idx."""
 
-NO_CPU_KERNEL = frozenset({"llama-w4-g16-asym-v1"})
-"""The kernel for a CPU that transformers gets has no 4-bit groups of 16; others have."""
-
+NO_CPU_KERNEL = frozenset({"llama-w4-g16-asym-v1", "llama-w4-odd-in_features"})
+"""The kernel for a CPU that transformers gets has no 4-bit groups of 16, and, where the CPU has
+AVX-512, no last group that is cut short; other kernels have both."""
 
 CHANGED_BY_GPTQMODEL = frozenset({"mixtral-w4-g32"})
 """Once GPTQModel has loaded experts, transformers builds them in another way in that process."""
