@@ -42,7 +42,7 @@ def main() -> int:
     sizes = list(spans.values())
     files = {file: text.count("\n") for file, text in texts.items()}
     checks: list[tuple[str, float, int]] = []
-    checks += [("lines of code", sum(map(code_lines, texts.values())), 12000)]
+    checks += [("lines of code", sum(map(code_lines, texts.values())), 15000)]
     checks += [("median function", median(sizes), 8)]
     checks += [("90th percentile of functions", quantiles(sizes, n=10)[-1], 30)]
     checks += [(f"longest function {max(spans, key=spans.__getitem__)}", max(sizes), 60)]

@@ -50,6 +50,10 @@ class NoKernelError(UnsupportedError):
     """Every kernel rejects a problem; the message lists each kernel with its reason."""
 
 
+class KernelError(TerrazzoError):
+    """A kernel could not be compiled or started."""
+
+
 class QuantizationError(TerrazzoError):
     """Calibration or the GPTQ sweep cannot produce a sound weight."""
 

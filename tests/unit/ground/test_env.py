@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from terrazzo.env import Environment, let_idle_threads_sleep, read_environment
@@ -20,6 +22,19 @@ def test_threads_are_read() -> None:
 def test_a_bad_value_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match="TERRAZZO_THREADS"):
         read_environment({"TERRAZZO_THREADS": text})
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({}, "~/.cache/terrazzo"),
+        ({"XDG_CACHE_HOME": ""}, "~/.cache/terrazzo"),
+        ({"XDG_CACHE_HOME": "/c"}, "/c/terrazzo"),
+        ({"XDG_CACHE_HOME": "/c", "TERRAZZO_CACHE": "/mine"}, "/mine"),
+    ],
+)
+def test_the_cache_is_where_the_user_has_it(variables: dict[str, str], folder: str) -> None:
+    assert read_environment(variables).cache_folder == Path(folder)
 
 
 def test_idle_threads_sleep_unless_the_user_says_otherwise() -> None:
