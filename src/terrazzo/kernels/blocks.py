@@ -27,12 +27,14 @@ class Blocks:
 
     @classmethod
     def of(cls, weight: QuantTensor, size: int) -> Blocks:
+        device = weight.g_idx.device
         group_K, input_K = weight.g_idx.to(torch.int64).sort(stable=True)
         count_G = group_K.bincount(minlength=weight.num_groups)
         blocks_G = -(-count_G // size)
-        rank_K = torch.arange(weight.in_features) - (count_G.cumsum(0) - count_G)[group_K]
+        order_K = torch.arange(weight.in_features, device=device)
+        rank_K = order_K - (count_G.cumsum(0) - count_G)[group_K]
         place_K = (blocks_G.cumsum(0) - blocks_G)[group_K] * size + rank_K
-        group_B = torch.arange(weight.num_groups).repeat_interleave(blocks_G)
+        group_B = torch.arange(weight.num_groups, device=device).repeat_interleave(blocks_G)
         return cls(size, group_B, input_K, place_K)
 
     @property

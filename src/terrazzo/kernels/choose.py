@@ -10,6 +10,7 @@ import torch
 from terrazzo.errors import NoKernelError
 from terrazzo.kernels.base import GemmProblem, Kernel
 from terrazzo.kernels.dense import DenseKernel, DequantizedKernel
+from terrazzo.kernels.gpu.kernel import RecordsKernel
 from terrazzo.kernels.native import NativeDenseKernel, NativeKernel
 from terrazzo.kernels.panels import PanelsKernel
 from terrazzo.kernels.policy import KernelPolicy as KernelPolicy
@@ -37,6 +38,8 @@ KERNELS: Mapping[KernelPolicy, tuple[Kernel, ...]] = {
         *(_FLOAT32, _DENSE_FLOAT32),
         *(_TORCH_DENSE, _PANELS, _REFERENCE, _DEQUANTIZED),
     ),
+    KernelPolicy.BFLOAT16: (RecordsKernel(torch.bfloat16),),
+    KernelPolicy.FLOAT16: (RecordsKernel(torch.float16),),
 }
 """Best first: the first kernel that does not reject a problem runs it."""
 

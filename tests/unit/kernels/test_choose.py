@@ -93,6 +93,6 @@ def test_without_a_compiler_torch_takes_over(
 
 
 def test_every_policy_runs_everything_in_torch_too() -> None:
-    for kernels in KERNELS.values():
-        names = {kernel.name for kernel in kernels}
+    for policy in (KernelPolicy.INT8, KernelPolicy.SPEED, KernelPolicy.MEMORY):
+        names = {kernel.name for kernel in KERNELS[policy]}
         assert names >= {"torch_dense", "torch_dequantized", "torch_panels", "torch_reference"}

@@ -7,13 +7,14 @@ reads records reads them all, and a launch may mix them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from terrazzo.kernels.blocks import Blocks
 from terrazzo.packing import QuantTensor, unpack
+from terrazzo.spec import QuantSpec
 
 OUTPUTS = 16
 INPUTS = 128
@@ -62,10 +63,19 @@ class Records:
     def num_units(self) -> int:
         return self.data.shape[1]
 
+    def halves(self) -> tuple[Records, Records]:
+        """The first outputs and the others; half of them must be whole tiles."""
+        tiles, outputs = self.data.shape[0] // 2, self.out_features // 2
+        assert outputs % OUTPUTS == 0
+        first, second = self.data[:tiles], self.data[tiles:]
+        return (
+            replace(self, data=first, out_features=outputs),
+            replace(self, data=second, out_features=outputs),
+        )
 
-def kind_of(weight: QuantTensor) -> RecordKind:
-    group = weight.spec.group_of(weight.in_features)
-    return RecordKind(weight.spec.bits, block_size(group, weight.in_features), weight.spec.sym)
+
+def kind_of(spec: QuantSpec, in_features: int) -> RecordKind:
+    return RecordKind(spec.bits, block_size(spec.group_of(in_features), in_features), spec.sym)
 
 
 def block_size(group: int, in_features: int) -> int:
@@ -77,21 +87,20 @@ def block_size(group: int, in_features: int) -> int:
 
 def quantized_records(weight: QuantTensor, device: torch.device) -> Records:
     """Packed on `device`."""
-    kind = kind_of(weight)
+    kind = kind_of(weight.spec, weight.in_features)
     blocks = Blocks.of(weight, kind.block)
     units = -(-blocks.num_places // INPUTS)
-    lookup_S = torch.full((units * INPUTS,), NO_INPUT, dtype=torch.int64)
+    lookup_S = torch.full((units * INPUTS,), NO_INPUT, dtype=torch.int64, device=device)
     lookup_S[: blocks.num_places] = blocks.lookup(NO_INPUT)
     codes_KN = unpack(weight.qweight.to(device), weight.in_features, kind.bits)
-    codes_SN = _at_places(codes_KN, lookup_S.to(device))
     group_B = blocks.group_B.to(device)
     missing = units * INPUTS // kind.block - group_B.shape[0]
-    scales_BN = weight.scales.to(device)[group_B]
-    parts = [*_planes(codes_SN, kind.bits), _by_unit(scales_BN, missing, units)]
+    parts = _planes(_at_places(codes_KN, lookup_S), kind.bits)
+    parts.append(_by_unit(weight.scales.to(device)[group_B], missing, units))
     if not kind.sym:
         parts.append(_by_unit(weight.zeros.to(device)[group_B], missing, units))
     data = torch.cat([part.flatten(2).view(torch.uint8) for part in parts], dim=2)
-    lookup = _lookup(lookup_S, weight.in_features).to(device)
+    lookup = _lookup(lookup_S, weight.in_features)
     return Records(kind, data, lookup, weight.out_features, weight.in_features)
 
 
@@ -110,7 +119,7 @@ def dense_records(weight_NK: Tensor, dtype: torch.dtype, device: torch.device) -
 
 
 def _lookup(lookup_S: Tensor, in_features: int) -> Tensor:
-    plain = torch.arange(lookup_S.shape[0])
+    plain = torch.arange(lookup_S.shape[0], device=lookup_S.device)
     plain[in_features:] = NO_INPUT
     return lookup_S[:0].int() if torch.equal(lookup_S, plain) else lookup_S.int()
 
